@@ -1,0 +1,30 @@
+.PHONY: venv demo test test-slow lint format clean
+
+PY := .venv/bin/python
+
+venv:
+	@deploy/make_venv.sh
+
+demo: venv
+	$(PY) deploy/demo.py
+
+test: venv
+	$(PY) -m pytest -q -m "not slow" tests
+
+test-slow: venv
+	$(PY) -m pytest -q -m slow tests
+
+lint: venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/codespell
+
+format: venv
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,225 @@
+"""What a worker has to build, is building and holds ready; shared by its builder threads.
+
+Invariants: bytes that nobody has fetched yet stay within the bound, shared equally among the ranks
+served (each may always hold one pack); packs leave in the order of need unless a client asks for
+one now; packs already fetched are kept only while there is room.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dataservice.core.dispatch import next_to_build
+from dataservice.core.packspec import PackSpec
+from dataservice.errors import DataServiceError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    session: int
+    pack_id: str
+    need: tuple[int, int, int]
+    """(step, micro-step, rank)."""
+    spec: PackSpec
+    holes: dict[str, str]
+    storage_holes: bool
+    size_bytes: int
+    """Estimate, for the bound."""
+
+    @property
+    def dp_rank(self) -> int:
+        return self.need[2]
+
+
+@dataclass(slots=True)
+class _Ready:
+    job: Job
+    frames: Sequence[bytes]
+    size_bytes: int
+
+
+class BuildQueue:
+    """`on_change` is called, without the lock, whenever a pack became ready or failed."""
+
+    def __init__(self, *, ready_bytes_bound: int, on_change: Callable[[], None]) -> None:
+        self._bound = ready_bytes_bound
+        self._on_change = on_change
+        self._state = threading.Condition()
+        self._session = 0
+        self._num_ranks = 1
+        self._waiting: dict[str, Job] = {}
+        self._wanted: dict[str, int] = {}
+        self._building: dict[str, Job] = {}
+        self._ready: dict[str, _Ready] = {}
+        self._served: OrderedDict[str, _Ready] = OrderedDict()
+        self._failed: dict[str, DataServiceError] = {}
+        self._held: dict[int, int] = {}
+        """Bytes ready or being built, by rank, that nobody has fetched."""
+        self._served_bytes = 0
+        self._closed = False
+
+    # ---- from the coordinator ----------------------------------------------------------------
+
+    def start_session(self, session: int) -> None:
+        """Drops everything of the sessions before."""
+        with self._state:
+            self._session = session
+            self._waiting.clear()
+            self._wanted.clear()
+            self._ready.clear()
+            self._served.clear()
+            self._failed.clear()
+            self._served_bytes = 0
+            self._recount()
+            self._state.notify_all()
+
+    def add(self, job: Job) -> None:
+        with self._state:
+            known = job.pack_id in self._building or job.pack_id in self._ready
+            if job.session != self._session or known or job.pack_id in self._served:
+                return
+            self._failed.pop(job.pack_id, None)
+            self._waiting[job.pack_id] = job
+            self._state.notify_all()
+
+    def forget_before(self, step: int, *, num_ranks: int) -> None:
+        """Packs of earlier steps are needed by nobody."""
+        with self._state:
+            self._num_ranks = num_ranks
+            for pack_id in [p for p, job in self._waiting.items() if job.need[0] < step]:
+                del self._waiting[pack_id]
+            for pack_id in [p for p, r in self._ready.items() if r.job.need[0] < step]:
+                del self._ready[pack_id]
+            for pack_id in [p for p, r in self._served.items() if r.job.need[0] < step]:
+                self._served_bytes -= self._served.pop(pack_id).size_bytes
+            self._recount()
+            self._state.notify_all()
+
+    # ---- for builder threads -----------------------------------------------------------------
+
+    def take(self) -> Job | None:
+        """Blocks until there is a pack to build; None when the queue is closed."""
+        with self._state:
+            while not self._closed:
+                job = self._choose()
+                if job is not None:
+                    del self._waiting[job.pack_id]
+                    self._building[job.pack_id] = job
+                    self._recount()
+                    return job
+                self._state.wait()
+            return None
+
+    def _choose(self) -> Job | None:
+        asked = [self._waiting[p] for p in self._wanted if p in self._waiting]
+        if asked:
+            return min(asked, key=lambda job: job.need)
+        jobs = list(self._waiting.values())
+        i = next_to_build(
+            [job.need for job in jobs],
+            self._held,
+            ready_bytes_bound=self._bound,
+            num_ranks=self._num_ranks,
+        )
+        return None if i is None else jobs[i]
+
+    def finish(self, job: Job, frames: Sequence[bytes]) -> None:
+        size = sum(len(frame) for frame in frames)
+        with self._state:
+            self._building.pop(job.pack_id, None)
+            if job.session == self._session:
+                self._ready[job.pack_id] = _Ready(job, frames, size)
+            self._recount()
+            self._make_room()
+            self._state.notify_all()
+        self._on_change()
+
+    def fail(self, job: Job, error: DataServiceError) -> None:
+        with self._state:
+            self._building.pop(job.pack_id, None)
+            if job.session == self._session:
+                self._failed[job.pack_id] = error
+            self._recount()
+            self._state.notify_all()
+        self._on_change()
+
+    # ---- for the data server -----------------------------------------------------------------
+
+    def want(self, pack_id: str) -> None:
+        """A client waits for this pack: it is built before all others, whatever the bound."""
+        with self._state:
+            self._wanted[pack_id] = self._wanted.get(pack_id, 0) + 1
+            self._state.notify_all()
+
+    def unwant(self, pack_id: str) -> None:
+        with self._state:
+            left = self._wanted.get(pack_id, 0) - 1
+            if left > 0:
+                self._wanted[pack_id] = left
+            else:
+                self._wanted.pop(pack_id, None)
+
+    def knows(self, pack_id: str) -> bool:
+        with self._state:
+            return any(
+                pack_id in where
+                for where in (self._waiting, self._building, self._ready, self._served)
+            )
+
+    def frames_of(self, pack_id: str) -> Sequence[bytes] | None:
+        """None while it is not ready; raises the error that its build ended with."""
+        with self._state:
+            error = self._failed.get(pack_id)
+            if error is not None:
+                raise error
+            ready = self._ready.get(pack_id) or self._served.get(pack_id)
+            return ready.frames if ready is not None else None
+
+    def served(self, pack_id: str) -> None:
+        """A client has all of it: kept for its peers while there is room."""
+        with self._state:
+            ready = self._ready.pop(pack_id, None)
+            if ready is not None:
+                self._served[pack_id] = ready
+                self._served_bytes += ready.size_bytes
+            self._recount()
+            self._make_room()
+            self._state.notify_all()
+
+    # ---- figures -----------------------------------------------------------------------------
+
+    def figures(self) -> tuple[int, int, int]:
+        """(bytes held ready, packs held ready, packs waiting or being built)."""
+        with self._state:
+            ready = sum(r.size_bytes for r in self._ready.values())
+            return (
+                ready + self._served_bytes,
+                len(self._ready),
+                len(self._waiting) + len(self._building),
+            )
+
+    @property
+    def session(self) -> int:
+        return self._session
+
+    def close(self) -> None:
+        with self._state:
+            self._closed = True
+            self._state.notify_all()
+
+    def _recount(self) -> None:
+        held: dict[int, int] = {}
+        for ready in self._ready.values():
+            held[ready.job.dp_rank] = held.get(ready.job.dp_rank, 0) + ready.size_bytes
+        for job in self._building.values():
+            held[job.dp_rank] = held.get(job.dp_rank, 0) + job.size_bytes
+        self._held = held
+
+    def _make_room(self) -> None:
+        unfetched = sum(self._held.values())
+        while self._served and unfetched + self._served_bytes > self._bound:
+            _, oldest = self._served.popitem(last=False)
+            self._served_bytes -= oldest.size_bytes

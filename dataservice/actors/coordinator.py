@@ -1,0 +1,91 @@
+"""The coordinator: owns plan, session, leases and journal, and answers every control call.
+
+Invariants: all state lives in one event loop and changes only there; planning runs in a process of
+its own, so that calls stay quick meanwhile; a restarted coordinator goes on from its journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+from dataservice.actors.planner_link import PlannerLink
+from dataservice.actors.session_desk import SessionDesk
+from dataservice.actors.shared import Shared
+from dataservice.actors.staging_desk import StagingDesk
+from dataservice.actors.state_log import StateLog
+from dataservice.actors.status import status_of
+from dataservice.actors.work_desk import WorkDesk
+from dataservice.config import Config
+from dataservice.errors import ConfigError
+from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
+
+_LOG = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Implements rpc.server.CoordinatorService; each desk answers its part of the calls."""
+
+    def __init__(self, config: Config, planner: PlannerLink, log: StateLog) -> None:
+        self.shared = Shared(config, planner, log)
+        self.target_workers = config.workers.count
+        self.work = WorkDesk(self.shared)
+        self.staging = StagingDesk(self.shared)
+        self.sessions = SessionDesk(self.shared, self.work)
+        self._tasks: list[asyncio.Future[None]] = []
+
+        self.open_session = self.sessions.open_session
+        self.get_steps = self.sessions.get_steps
+        self.report_progress = self.sessions.report_progress
+        self.register_worker = self.work.register_worker
+        self.pull_work = self.work.pull_work
+        self.get_assignment = self.work.get_assignment
+        self.report_holes = self.work.report_holes
+        self.report_pack_failed = self.work.report_pack_failed
+        self.register_stager = self.staging.register_stager
+        self.pull_staging = self.staging.pull_staging
+
+    async def start(self) -> None:
+        """Opens the plan, restores what the journal holds, and watches leases."""
+        shared = self.shared
+        shared.info = await shared.planner.open(shared.config_json)
+        for warning in shared.info.warnings:
+            _LOG.warning("%s", warning)
+        shared.log.start_epoch(shared.info.digest)
+        for hole in shared.log.holes:
+            shared.holes.add(hole.key, hole.reason, hole.pack_number)
+        self.sessions.restore()
+        self._tasks = [
+            asyncio.ensure_future(self._watch_leases()),
+            asyncio.ensure_future(self.staging.keep_needs()),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.sessions.stop()
+        await self.shared.planner.close()
+        self.shared.log.close()
+
+    async def _watch_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self.shared.registry.lease_s / 4)
+            self.work.expire()
+            self.staging.expire()
+
+    async def scale(self, request: ScaleWorkers) -> Scaled:
+        workers = self.shared.config.workers
+        if not workers.min <= request.workers <= workers.max:
+            raise ConfigError(
+                f"workers = {request.workers}: workers.min = {workers.min} and "
+                f"workers.max = {workers.max} bound it; change them in the config"
+            )
+        before, self.target_workers = self.target_workers, request.workers
+        self.shared.on_scale()
+        return Scaled(before=before, target=self.target_workers)
+
+    async def get_status(self, request: GetStatus) -> StatusReport:
+        status = status_of(self.shared) | {"target_workers": self.target_workers}
+        return StatusReport(status=json.dumps(status))

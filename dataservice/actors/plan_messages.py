@@ -1,0 +1,106 @@
+"""What coordinator and planning process say to each other over a pipe, encoded by wire.schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataservice.wire.messages import CursorState, ShardNeed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """Exactly one of the optional fields is set."""
+
+    config: str | None = None
+    """Open the index and the plan; answered by PlanInfo."""
+    step: StepRequest | None = None
+    """Answered by PlannedStep."""
+    seek: SeekRequest | None = None
+    """Answered by CursorState."""
+    needs: NeedsRequest | None = None
+    """Answered by LaneNeeds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanInfo:
+    digest: str
+    num_lanes: int
+    start: CursorState
+    warnings: tuple[str, ...]
+    num_samples: int
+    vocab_size: int
+    pad_token: int
+    image_token: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRequest:
+    cursor: CursorState
+    dp_size: int
+    micro_steps: int
+    packs_per_cell: int
+    ranks_per_node: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStep:
+    """Arrays hold one little-endian int64 a pack, M in all, in global pack order."""
+
+    end: bool
+    """True: nothing is left, the other fields are empty."""
+    next_cursor: CursorState
+    first_number: int = 0
+    pack_ids: tuple[str, ...] = ()
+    specs: tuple[bytes, ...] = ()
+    lane: bytes = b""
+    micro_step: bytes = b""
+    dp_rank: bytes = b""
+    tokens: bytes = b""
+    num_images: bytes = b""
+    num_patches: bytes = b""
+    cost: bytes = b""
+    num_samples: int = 0
+    loss_tokens: int = 0
+    lockstep_cost: int = 0
+    lockstep_bound: int = 0
+    lockstep_arrival: int = 0
+    moved: int = 0
+    plan_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeekRequest:
+    cursor: CursorState
+    num_steps: int
+    packs_per_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeedsRequest:
+    cursor: CursorState
+    windows_ahead: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneNeeds:
+    """Shards by lane; next_use counts windows from the lane's current one."""
+
+    lanes: tuple[tuple[ShardNeed, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanFailed:
+    kind: str
+    """Name of the error class."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanReply:
+    """Exactly one field is set."""
+
+    info: PlanInfo | None = None
+    step: PlannedStep | None = None
+    cursor: CursorState | None = None
+    needs: LaneNeeds | None = None
+    failed: PlanFailed | None = None

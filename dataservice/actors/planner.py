@@ -1,0 +1,234 @@
+"""The planning process: owns the index and the plan, answers over its standard input and output.
+
+Invariants: one request is answered at a time, in order; the process ends when its input ends, so
+it never outlives the coordinator; nothing but replies is written to standard output.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import time
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.actors.plan_messages import (
+    LaneNeeds,
+    NeedsRequest,
+    PlanFailed,
+    PlanInfo,
+    PlannedStep,
+    PlanReply,
+    PlanRequest,
+    SeekRequest,
+    StepRequest,
+)
+from dataservice.config import Config, config_from_json
+from dataservice.core.cursor import Cursor
+from dataservice.core.packspec import PackSpec
+from dataservice.core.plan import Plan, StepPlan
+from dataservice.core.settings import Grid
+from dataservice.errors import DataServiceError
+from dataservice.pipeline.text import TextRenderer
+from dataservice.storage.index import Index
+from dataservice.wire.messages import CursorState, ShardNeed
+from dataservice.wire.schema import decode, encode
+
+_LENGTH = struct.Struct("<Q")
+MAX_MESSAGE_BYTES = 4 << 30
+
+
+def cursor_state(cursor: Cursor, lane_homes: tuple[int, ...]) -> CursorState:
+    return CursorState(
+        step=cursor.step,
+        next_pack=cursor.next_pack,
+        lanes=cursor.lanes,
+        next_lane=cursor.next_lane,
+        lane_homes=lane_homes,
+    )
+
+
+def cursor_of(state: CursorState) -> Cursor:
+    return Cursor(
+        step=state.step,
+        next_pack=state.next_pack,
+        lanes=tuple((window, offset) for window, offset in state.lanes),
+        next_lane=state.next_lane,
+    )
+
+
+def _int64(values: NDArray[np.int64]) -> bytes:
+    return np.ascontiguousarray(values, dtype="<i8").tobytes()
+
+
+class Planner:
+    """Answers plan requests from an index on this machine."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.index = Index.open(config.index_dir)
+        self.plan = Plan(config.plan, self.index)
+        self.renderer = TextRenderer.build(config.text)
+
+    def info(self) -> PlanInfo:
+        homes = (-1,) * self.plan.num_lanes
+        return PlanInfo(
+            digest=self.plan.digest,
+            num_lanes=self.plan.num_lanes,
+            start=cursor_state(self.plan.start(), homes),
+            warnings=self.plan.warnings,
+            num_samples=sum(sum(s.shard_samples) for s in self.index.sources),
+            vocab_size=self.renderer.vocab_size,
+            pad_token=self.renderer.pad_token,
+            image_token=self.renderer.image_token,
+        )
+
+    def step(self, request: StepRequest) -> PlannedStep:
+        started = time.monotonic()
+        grid = Grid(
+            dp_size=request.dp_size,
+            micro_steps=request.micro_steps,
+            packs_per_cell=request.packs_per_cell,
+        )
+        homes = request.cursor.lane_homes
+        step = self.plan.step(
+            cursor_of(request.cursor), grid, homes, ranks_per_node=max(1, request.ranks_per_node)
+        )
+        if step is None:
+            return PlannedStep(end=True, next_cursor=request.cursor)
+        specs = self.specs(step)
+        return PlannedStep(
+            end=False,
+            next_cursor=cursor_state(step.next_cursor, homes),
+            first_number=step.cursor.next_pack,
+            pack_ids=tuple(step.pack_id(i) for i in range(grid.num_packs)),
+            specs=tuple(encode(spec) for spec in specs),
+            lane=_int64(step.lane),
+            micro_step=_int64(step.micro_step),
+            dp_rank=_int64(step.dp_rank),
+            tokens=_int64(step.tokens),
+            num_images=_int64(step.num_images),
+            num_patches=_int64(step.num_patches),
+            cost=_int64(step.cost),
+            num_samples=sum(len(spec.items) for spec in specs),
+            loss_tokens=step.total_loss_tokens,
+            lockstep_cost=step.lockstep_cost,
+            lockstep_bound=step.lockstep_bound,
+            lockstep_arrival=step.lockstep_arrival,
+            moved=step.moved,
+            plan_s=time.monotonic() - started,
+        )
+
+    def specs(self, step: StepPlan) -> list[PackSpec]:
+        settings = self.config.plan
+        specs: list[PackSpec] = []
+        for i in range(len(step.lane)):
+            if step.lane[i] < 0:
+                specs.append(padding_spec(settings.pack_length))
+                continue
+            window = self.plan.window(int(step.lane[i]), int(step.window[i]))
+            specs.append(
+                self.index.pack_spec(
+                    window,
+                    int(step.number[i]),
+                    pack_length=settings.pack_length,
+                    rules=settings.vision,
+                )
+            )
+        return specs
+
+    def seek(self, request: SeekRequest) -> CursorState:
+        cursor = cursor_of(request.cursor)
+        packs = request.num_steps * request.packs_per_step
+        cursor = self.plan.advance(cursor, packs)
+        moved = Cursor(
+            step=request.cursor.step + request.num_steps,
+            next_pack=cursor.next_pack,
+            lanes=cursor.lanes,
+            next_lane=cursor.next_lane,
+        )
+        return cursor_state(moved, request.cursor.lane_homes)
+
+    def needs(self, request: NeedsRequest) -> LaneNeeds:
+        lanes: list[tuple[ShardNeed, ...]] = []
+        for lane, (window, _) in enumerate(request.cursor.lanes):
+            first_use: dict[tuple[str, str], ShardNeed] = {}
+            for ahead in range(request.windows_ahead):
+                if self.plan.num_windows is not None and window + ahead >= self.plan.num_windows:
+                    break
+                for shard in self.index.shards_of(self.plan.window(lane, window + ahead)):
+                    first_use.setdefault(
+                        (shard.source, shard.name),
+                        ShardNeed(
+                            source=shard.source,
+                            name=shard.name,
+                            url=shard.url,
+                            size_bytes=shard.size_bytes,
+                            mtime_ns=shard.mtime_ns,
+                            crc32=self.index.shard_crc(shard),
+                            next_use=ahead,
+                        ),
+                    )
+            lanes.append(tuple(first_use.values()))
+        return LaneNeeds(lanes=tuple(lanes))
+
+
+def padding_spec(pack_length: int) -> PackSpec:
+    return PackSpec(
+        pack_id="pad", pack_length=pack_length, shards=(), items=(), num_tokens=0, num_patches=0
+    )
+
+
+def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | None, PlanReply]:
+    """One request; errors of ours become a PlanFailed reply."""
+    try:
+        if request.config is not None:
+            planner = Planner(config_from_json(request.config))
+            return planner, PlanReply(info=planner.info())
+        if planner is None:
+            raise DataServiceError("the planning process was asked before it was given a config")
+        if request.step is not None:
+            return planner, PlanReply(step=planner.step(request.step))
+        if request.seek is not None:
+            return planner, PlanReply(cursor=planner.seek(request.seek))
+        if request.needs is not None:
+            return planner, PlanReply(needs=planner.needs(request.needs))
+        raise DataServiceError("empty plan request")
+    except (DataServiceError, OSError, ValueError) as error:
+        failed = PlanFailed(kind=type(error).__name__, reason=str(error))
+        return planner, PlanReply(failed=failed)
+
+
+def frame(payload: bytes) -> bytes:
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def frame_length(prefix: bytes) -> int:
+    length = int(_LENGTH.unpack(prefix)[0])
+    if length > MAX_MESSAGE_BYTES:
+        raise DataServiceError(f"plan message of {length} bytes is over {MAX_MESSAGE_BYTES}")
+    return length
+
+
+PREFIX_BYTES = _LENGTH.size
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    planner: Planner | None = None
+    while len(prefix := source.read(PREFIX_BYTES)) == PREFIX_BYTES:
+        payload = source.read(frame_length(prefix))
+        planner, reply = answer(planner, decode(PlanRequest, payload))
+        sink.write(frame(encode(reply)))
+        sink.flush()
+
+
+def main() -> None:
+    replies = sys.stdout.buffer
+    sys.stdout = sys.stderr
+    serve(sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

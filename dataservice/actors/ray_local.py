@@ -1,0 +1,51 @@
+"""How this project starts and joins Ray, with every default that matters set on purpose.
+
+Invariants: a Ray of our own listens on loopback only and asks for a token that is made for it and
+lives in the environment of its processes, never on disk; no usage report is sent; a cluster that
+is already on the machine is joined only when its address is given.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+
+
+def ray_environment() -> None:
+    """Settings that must be in the environment before Ray is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+    token_given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    if os.environ["RAY_AUTH_MODE"] == "token" and not token_given:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+@contextmanager
+def joined_ray(address: str | None, *, resource: str, num_cpus: int | None = None) -> Iterator[Any]:
+    """The ray module, connected: to the cluster at `address`, or to a local one of our own."""
+    if address is None:
+        ray_environment()
+    import ray
+
+    if address is not None:
+        ray.init(address=address, log_to_driver=True)
+    else:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            resources={resource: 1.0},
+            _node_ip_address=LOOPBACK,
+            log_to_driver=True,
+        )
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

@@ -1,0 +1,101 @@
+"""Who is alive: workers and stagers with their leases, and what each worker was given to build.
+
+Invariants: a lease number is given once; a call with an older one is refused; whoever is silent for
+longer than its lease is gone, whether its process still runs or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dataservice.errors import SessionFenced
+from dataservice.wire.messages import PullStaging, PullWork, RegisterStager, RegisterWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    sequence: int
+    session: int
+    step: int
+    pack: int
+    """Number of the pack in its step."""
+
+
+@dataclass(slots=True)
+class WorkerSeat:
+    hello: RegisterWorker
+    lease: int
+    heard: float
+    queue: deque[Entry] = field(default_factory=deque)
+    stats: PullWork | None = None
+    draining: bool = False
+
+    def entries_after(self, sequence: int, session: int) -> Iterator[Entry]:
+        return (e for e in self.queue if e.sequence > sequence and e.session == session)
+
+
+@dataclass(slots=True)
+class StagerSeat:
+    hello: RegisterStager
+    lease: int
+    heard: float
+    stats: PullStaging | None = None
+
+
+class Registry:
+    def __init__(self, *, lease_s: float, stager_lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.stager_lease_s = stager_lease_s
+        self.workers: dict[str, WorkerSeat] = {}
+        self.stagers: dict[str, StagerSeat] = {}
+        self._leases = itertools.count(secrets.randbits(48))
+        self._sequences = itertools.count(1)
+
+    def seat_worker(self, hello: RegisterWorker) -> WorkerSeat:
+        seat = WorkerSeat(hello=hello, lease=next(self._leases), heard=time.monotonic())
+        self.workers[hello.worker_id] = seat
+        return seat
+
+    def seat_stager(self, hello: RegisterStager) -> StagerSeat:
+        seat = StagerSeat(hello=hello, lease=next(self._leases), heard=time.monotonic())
+        self.stagers[hello.node] = seat
+        return seat
+
+    def worker(self, worker_id: str, lease: int) -> WorkerSeat:
+        """Renews the lease; SessionFenced tells the worker to register anew."""
+        seat = self.workers.get(worker_id)
+        if seat is None or seat.lease != lease:
+            raise SessionFenced(f"worker {worker_id} has no lease {lease}; it must register anew")
+        seat.heard = time.monotonic()
+        return seat
+
+    def stager(self, node: str, lease: int) -> StagerSeat:
+        seat = self.stagers.get(node)
+        if seat is None or seat.lease != lease:
+            raise SessionFenced(f"stager of {node} has no lease {lease}; it must register anew")
+        seat.heard = time.monotonic()
+        return seat
+
+    def give(self, worker_id: str, session: int, step: int, pack: int) -> None:
+        entry = Entry(next(self._sequences), session, step, pack)
+        self.workers[worker_id].queue.append(entry)
+
+    def expired_workers(self) -> list[str]:
+        limit = time.monotonic() - self.lease_s
+        return [w for w, seat in self.workers.items() if seat.heard < limit]
+
+    def expired_stagers(self) -> list[str]:
+        limit = time.monotonic() - self.stager_lease_s
+        return [n for n, seat in self.stagers.items() if seat.heard < limit]
+
+    def usable_workers(self) -> list[str]:
+        """Sorted ids of those that take new packs."""
+        return sorted(w for w, seat in self.workers.items() if not seat.draining)
+
+    def endpoints(self) -> dict[str, str]:
+        return {w: seat.hello.endpoint for w, seat in self.workers.items()}

@@ -1,0 +1,200 @@
+"""Sessions: one start of the trainer each, in which all ranks read the same plan from one cursor.
+
+Invariants: a session opens only when every rank has presented the same grid and cursor; a newer
+run fences the older ones for good; what cannot be resumed exactly is refused to all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from dataservice.actors.steps import ActiveStep
+from dataservice.core.settings import Grid
+from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
+from dataservice.wire.messages import CursorState, OpenSession, ResumeState
+
+STATE_VERSION = 1
+
+
+def grid_of(request: OpenSession) -> Grid:
+    for name in ("dp_size", "micro_steps", "packs_per_cell"):
+        if getattr(request, name) < 1:
+            raise ConfigError(f"{name} = {getattr(request, name)}: give a number of at least 1")
+    if not 0 <= request.dp_rank < request.dp_size:
+        raise ConfigError(
+            f"dp_rank = {request.dp_rank} with dp_size = {request.dp_size}: "
+            f"ranks are numbered 0 to {request.dp_size - 1}"
+        )
+    return Grid(
+        dp_size=request.dp_size,
+        micro_steps=request.micro_steps,
+        packs_per_cell=request.packs_per_cell,
+    )
+
+
+def check_state(state: ResumeState, *, grid: Grid, job: str, digest: str, decoder: str) -> None:
+    """Raises ResumeRefused, with both values and the remedy, when `state` cannot go on exactly."""
+
+    def refuse(what: str, saved: object, now: object, remedy: str) -> None:
+        raise ResumeRefused(f"the saved state has {what} {saved}, this service {now}: {remedy}")
+
+    if state.version != STATE_VERSION:
+        refuse("version", state.version, STATE_VERSION, "resume with the version that saved it")
+    if state.job != job:
+        refuse("job", state.job, job, "connect to the service of that job")
+    if state.plan_digest != digest:
+        refuse(
+            "plan digest",
+            state.plan_digest,
+            digest,
+            "serve with the config, seed and data that it was saved with, "
+            "or start a new run without a state",
+        )
+    if state.decoder != decoder:
+        refuse(
+            "decoder",
+            state.decoder,
+            decoder,
+            "install the same image libraries, because other builds may decode other pixels, "
+            "or start a new run without a state",
+        )
+    saved = (state.dp_size, state.micro_steps, state.packs_per_cell)
+    now = (grid.dp_size, grid.micro_steps, grid.packs_per_cell)
+    if state.micro_step and saved != now:
+        refuse(
+            "(dp_size, micro_steps, packs_per_cell)",
+            saved,
+            now,
+            f"it was saved inside step {state.cursor.step} (micro-step {state.micro_step}); "
+            "use the same sizes, or a state that was saved between steps",
+        )
+
+
+class Gathering:
+    """The ranks of a new run while they arrive."""
+
+    def __init__(self, first: OpenSession) -> None:
+        self.run_id = first.run_id
+        self.grid = grid_of(first)
+        self.state = first.state
+        self.hosts: dict[int, str] = {}
+        self.refused: DataServiceError | None = None
+
+    @classmethod
+    def restored(
+        cls, run_id: str, grid: Grid, state: ResumeState | None, hosts: dict[int, str]
+    ) -> Gathering:
+        gathering = cls.__new__(cls)
+        gathering.run_id, gathering.grid, gathering.state = run_id, grid, state
+        gathering.hosts, gathering.refused = dict(hosts), None
+        return gathering
+
+    def join(self, request: OpenSession) -> None:
+        """Raises what all ranks of the run are refused with."""
+        if self.refused is None:
+            self._check_same(request)
+        if self.refused is not None:
+            raise self.refused
+        self.hosts[request.dp_rank] = request.host
+
+    def _check_same(self, request: OpenSession) -> None:
+        grid = grid_of(request)
+        if grid != self.grid:
+            self.refused = ConfigError(
+                f"rank {request.dp_rank} of run {self.run_id} asks for {grid}, "
+                f"other ranks for {self.grid}: give every rank the same sizes"
+            )
+        elif request.state != self.state:
+            self.refused = ResumeRefused(
+                f"rank {request.dp_rank} of run {self.run_id} presents {_where(request.state)}, "
+                f"other ranks {_where(self.state)}: load the same checkpoint on every rank"
+            )
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(r for r in range(self.grid.dp_size) if r not in self.hosts)
+
+
+def _where(state: ResumeState | None) -> str:
+    if state is None:
+        return "no state"
+    return f"a state of step {state.cursor.step} micro-step {state.micro_step}"
+
+
+@dataclass(slots=True)
+class RankProgress:
+    done: tuple[int, int]
+    """Everything before this (step, micro-step) was yielded to the trainer."""
+    heard: float
+    """Monotonic time of the last call."""
+    waited_s: float = 0.0
+    closed: bool = False
+
+
+class Session:
+    def __init__(
+        self,
+        *,
+        generation: int,
+        gathering: Gathering,
+        cursor: CursorState,
+        micro_step: int,
+    ) -> None:
+        self.generation = generation
+        self.run_id = gathering.run_id
+        self.grid = gathering.grid
+        self.state = gathering.state
+        self.hosts = dict(gathering.hosts)
+        self.first_step = cursor.step
+        self.first_micro_step = micro_step
+        self.next_cursor = cursor
+        """Of the next step to plan."""
+        self.end_step = -1
+        self.steps: dict[int, ActiveStep] = {}
+        now = time.monotonic()
+        self.ranks = [
+            RankProgress(done=(cursor.step, micro_step), heard=now)
+            for _ in range(self.grid.dp_size)
+        ]
+        self.failure: DataServiceError | None = None
+
+    @property
+    def next_step(self) -> int:
+        return self.next_cursor.step
+
+    @property
+    def done_step(self) -> int:
+        """Every rank has been given all steps before this one."""
+        return min(rank.done[0] for rank in self.ranks)
+
+    def progress(
+        self, dp_rank: int, done: tuple[int, int], waited_s: float, *, closing: bool = False
+    ) -> bool:
+        """Notes what a rank has done; True when the slowest rank moved on to another step."""
+        if not 0 <= dp_rank < self.grid.dp_size:
+            raise ConfigError(f"dp_rank = {dp_rank}: this session has {self.grid.dp_size} ranks")
+        rank = self.ranks[dp_rank]
+        before = self.done_step
+        rank.done = max(rank.done, done)
+        rank.heard = time.monotonic()
+        rank.waited_s += waited_s
+        rank.closed = rank.closed or closing
+        moved = self.done_step > before
+        if moved:
+            for step in [s for s in self.steps if s < self.done_step]:
+                del self.steps[step]
+        return moved
+
+    def slowest(self) -> str:
+        """Who holds the others back, in words."""
+        rank = min(range(len(self.ranks)), key=lambda r: self.ranks[r].done)
+        progress = self.ranks[rank]
+        age = time.monotonic() - progress.heard
+        state = "has closed its stream" if progress.closed else f"was last heard {age:.1f} s ago"
+        return (
+            f"rank {rank} is at step {progress.done[0]} micro-step {progress.done[1]} and {state}"
+        )
+
+    def is_done(self, step: int, micro_step: int, dp_rank: int) -> bool:
+        return (step, micro_step) < self.ranks[dp_rank].done

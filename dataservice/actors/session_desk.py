@@ -1,0 +1,291 @@
+"""Sessions at the coordinator: ranks gather, steps are planned ahead and handed out as cells.
+
+Invariants: a placement is journalled before any cell of it is handed out; no rank is handed a step
+that leads the slowest rank by `serving.plan_ahead_steps` or more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+
+from dataservice.actors.plan_messages import StepRequest
+from dataservice.actors.session import Gathering, Session, check_state
+from dataservice.actors.shared import MAX_WAIT_S, Shared
+from dataservice.actors.steps import ActiveStep
+from dataservice.actors.work_desk import WorkDesk
+from dataservice.errors import ConfigError, DataServiceError, SessionFenced
+from dataservice.wire.messages import (
+    GetSteps,
+    Ok,
+    OpenSession,
+    Progress,
+    SessionOpened,
+    StepCells,
+    Steps,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+class SessionDesk:
+    def __init__(self, shared: Shared, work: WorkDesk) -> None:
+        self._shared = shared
+        self._work = work
+        self._gatherings: dict[str, Gathering] = {}
+        self._planning: asyncio.Future[None] | None = None
+        self._patch_bytes = 3 * shared.config.plan.vision.patch**2
+
+    async def stop(self) -> None:
+        if self._planning is not None:
+            self._planning.cancel()
+            await asyncio.gather(self._planning, return_exceptions=True)
+
+    def restore(self) -> None:
+        """Goes on with the session that the journal holds, so that its trainers need no restart."""
+        saved = self._shared.log.session
+        if saved is None:
+            return
+        gathering = Gathering.restored(saved.run_id, saved.grid, saved.state, saved.hosts)
+        session = Session(
+            generation=saved.generation,
+            gathering=gathering,
+            cursor=saved.cursor or self._shared.plan.start,
+            micro_step=saved.micro_step,
+        )
+        self._shared.session = session
+        self._planning = asyncio.ensure_future(self._plan_ahead(session))
+        _LOG.info("session %d: run %s goes on", saved.generation, saved.run_id)
+
+    async def open_session(self, request: OpenSession) -> SessionOpened:
+        plan = self._shared.plan
+        if request.job != self._shared.config.job:
+            raise ConfigError(
+                f"job = {request.job!r}: this service runs job {self._shared.config.job!r}; "
+                "connect to the service of your job or change `job`"
+            )
+        if self._shared.session is not None and request.run_id == self._shared.session.run_id:
+            return self._rejoin(self._shared.session, request)
+        if request.run_id in self._shared.log.fenced_runs:
+            raise SessionFenced(
+                f"run {request.run_id} is over: a newer run of job {request.job} has started"
+            )
+        gathering = self._gatherings.get(request.run_id)
+        if gathering is None:
+            gathering = self._gatherings[request.run_id] = Gathering(request)
+        until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
+        if request.state is not None and not await self._decoder_known(until):
+            return SessionOpened(ready=False, missing_ranks=gathering.missing)
+        if request.state is not None and gathering.refused is None:
+            try:
+                check_state(
+                    request.state,
+                    grid=gathering.grid,
+                    job=self._shared.config.job,
+                    digest=plan.digest,
+                    decoder=self._shared.decoder,
+                )
+            except DataServiceError as error:
+                gathering.refused = error
+        gathering.join(request)
+        if not gathering.missing and await self._decoder_known(until):
+            self._open(gathering)
+        self._shared.changes.notify()
+        while self._shared.session is None or self._shared.session.run_id != request.run_id:
+            if gathering.refused is not None:
+                raise gathering.refused
+            if not await self._shared.changes.wait(until):
+                return SessionOpened(ready=False, missing_ranks=gathering.missing)
+        return self._opened(self._shared.session)
+
+    async def _decoder_known(self, until: float) -> bool:
+        while not self._shared.decoder:
+            if not await self._shared.changes.wait(until):
+                return False
+        return True
+
+    def _rejoin(self, session: Session, request: OpenSession) -> SessionOpened:
+        same = Gathering(request)
+        if same.grid != session.grid or request.state != session.state:
+            raise ConfigError(
+                f"rank {request.dp_rank} joins run {session.run_id} late with other sizes or "
+                "another state: give every rank the same, or start all ranks with a new run_id"
+            )
+        return self._opened(session)
+
+    def _open(self, gathering: Gathering) -> None:
+        if self._shared.session is not None and self._shared.session.run_id == gathering.run_id:
+            return
+        state = gathering.state
+        cursor = state.cursor if state is not None else self._shared.plan.start
+        micro_step = state.micro_step if state is not None else 0
+        generation = self._shared.log.open_session(
+            gathering.run_id, gathering.grid, state, gathering.hosts, cursor
+        )
+        if self._planning is not None:
+            self._planning.cancel()
+        session = Session(
+            generation=generation, gathering=gathering, cursor=cursor, micro_step=micro_step
+        )
+        self._shared.session = session
+        del self._gatherings[gathering.run_id]
+        self._work.forget_failures()
+        self._shared.counters["sessions"] += 1
+        self._planning = asyncio.ensure_future(self._plan_ahead(session))
+        _LOG.info(
+            "session %d: run %s, %s, from step %d micro-step %d",
+            generation,
+            session.run_id,
+            session.grid,
+            cursor.step,
+            micro_step,
+        )
+
+    def _opened(self, session: Session) -> SessionOpened:
+        plan, vision = self._shared.plan, self._shared.config.plan.vision
+        return SessionOpened(
+            ready=True,
+            session=session.generation,
+            plan_digest=plan.digest,
+            first_step=session.first_step,
+            first_micro_step=session.first_micro_step,
+            pack_length=self._shared.config.plan.pack_length,
+            patch=vision.patch,
+            merge=vision.merge,
+            temporal_patch=vision.temporal_patch,
+            mean=vision.mean,
+            std=vision.std,
+            decoder=self._shared.decoder,
+            vocab_size=plan.vocab_size,
+            pad_token=plan.pad_token,
+            image_token=plan.image_token,
+        )
+
+    async def get_steps(self, request: GetSteps) -> Steps:
+        session = self._shared.current(request.session)
+        self._note_progress(
+            session,
+            request.dp_rank,
+            (request.done_step, request.done_micro_step),
+            request.waited_s,
+        )
+        self._work.complain(request.failed)
+        until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
+        while True:
+            found = self._cells(session, request)
+            ended = 0 <= session.end_step <= request.first_step
+            if found or ended:
+                return Steps(steps=tuple(found), end_step=session.end_step)
+            if not await self._shared.changes.wait(until):
+                why = self._blocked_by(session, request.first_step)
+                return Steps(steps=(), end_step=session.end_step, blocked_by=why)
+            session = self._shared.current(request.session)
+
+    def _cells(self, session: Session, request: GetSteps) -> list[StepCells]:
+        endpoints = self._shared.registry.endpoints()
+        found: list[StepCells] = []
+        for step in range(request.first_step, request.first_step + request.count):
+            active = session.steps.get(step)
+            cells = active.cells_of(request.dp_rank, endpoints) if active is not None else None
+            if cells is None:
+                break
+            found.append(cells)
+        return found
+
+    def _blocked_by(self, session: Session, step: int) -> str:
+        if not self._shared.registry.workers:
+            return "no worker is alive"
+        if step >= session.done_step + self._shared.config.serving.plan_ahead_steps:
+            return (
+                f"step {step} is beyond the window of serving.plan_ahead_steps = "
+                f"{self._shared.config.serving.plan_ahead_steps}: {session.slowest()}"
+            )
+        if step < session.done_step:
+            return f"step {step} is over: every rank has been given it"
+        if step not in session.steps:
+            return f"step {step} is being planned"
+        return f"no live worker for a pack of step {step}"
+
+    async def report_progress(self, request: Progress) -> Ok:
+        session = self._shared.current(request.session)
+        done = (request.done_step, request.done_micro_step)
+        self._note_progress(
+            session, request.dp_rank, done, request.waited_s, closing=request.closing
+        )
+        return Ok()
+
+    def _note_progress(
+        self,
+        session: Session,
+        dp_rank: int,
+        done: tuple[int, int],
+        waited_s: float,
+        *,
+        closing: bool = False,
+    ) -> None:
+        if session.progress(dp_rank, done, waited_s, closing=closing):
+            oldest = session.steps.get(session.done_step)
+            if oldest is not None:
+                self._shared.log.done(oldest.cursor)
+            self._shared.changes.notify()
+
+    # ---- planning ----------------------------------------------------------------------------
+
+    async def _plan_ahead(self, session: Session) -> None:
+        try:
+            while session.end_step < 0:
+                limit = session.done_step + self._shared.config.serving.plan_ahead_steps
+                if session.next_step >= limit:
+                    await self._shared.changes.wait(time.monotonic() + MAX_WAIT_S)
+                    continue
+                await self._plan_one(session)
+        except DataServiceError as error:
+            self._shared.fail(session, error)
+
+    async def _plan_one(self, session: Session) -> None:
+        cursor = session.next_cursor
+        inside = cursor.step == session.first_step and session.first_micro_step > 0
+        if not inside:
+            # inside a resumed step the placement must be the one that was handed out before
+            homes = self._shared.log.homes_of(cursor.step) or self._lane_homes(session)
+            cursor = replace(cursor, lane_homes=homes)
+        planned = await self._shared.planner.step(
+            StepRequest(
+                cursor=cursor,
+                dp_size=session.grid.dp_size,
+                micro_steps=session.grid.micro_steps,
+                packs_per_cell=session.grid.packs_per_cell,
+                ranks_per_node=self._shared.config.ranks_per_node,
+            )
+        )
+        if planned.end:
+            session.end_step = cursor.step
+            self._shared.changes.notify()
+            return
+        self._shared.log.placement(cursor)
+        active = ActiveStep(cursor, planned, session.grid, patch_bytes=self._patch_bytes)
+        self._shared.holes.planned_samples += planned.num_samples
+        self._shared.counters["steps_planned"] += 1
+        self._shared.counters["plan_ms"] += round(planned.plan_s * 1000)
+        self._shared.counters["packs_moved"] += planned.moved
+        session.steps[cursor.step] = active
+        session.next_cursor = planned.next_cursor
+        self._work.assign(session, active, active.order.tolist())
+        self._shared.changes.notify()
+
+    def _lane_homes(self, session: Session) -> tuple[int, ...]:
+        """Node number (dp_rank // ranks_per_node) of each lane's data node, -1 = holds no ranks."""
+        per_node = self._shared.config.ranks_per_node
+        if per_node <= 0:
+            return (-1,) * self._shared.plan.num_lanes
+        trainer_node: dict[str, int] = {}
+        for rank in sorted(session.hosts):
+            trainer_node.setdefault(session.hosts[rank], rank // per_node)
+        stagers = self._shared.registry.stagers
+        homes: list[int] = []
+        for node in self._shared.lane_nodes or ("",) * self._shared.plan.num_lanes:
+            host = stagers[node].hello.host if node in stagers else ""
+            homes.append(trainer_node.get(node, trainer_node.get(host, -1)))
+        return tuple(homes)

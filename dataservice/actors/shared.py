@@ -1,0 +1,80 @@
+"""What the coordinator's desks share; lives in one event loop and changes only there."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from dataservice.actors.holes import HoleLedger
+from dataservice.actors.plan_messages import PlanInfo
+from dataservice.actors.planner_link import PlannerLink
+from dataservice.actors.registry import Registry
+from dataservice.actors.session import Session
+from dataservice.actors.state_log import StateLog
+from dataservice.actors.steps import ActiveStep
+from dataservice.actors.waiting import Changes
+from dataservice.config import Config, config_to_json
+from dataservice.errors import DataServiceError, ServiceUnavailable, SessionFenced
+
+_LOG = logging.getLogger(__name__)
+
+MAX_WAIT_S = 20.0
+"""No call is held longer; the caller asks again."""
+STAGER_LEASES = 5
+"""A stager may be silent for this many worker leases, so that its restart moves no lanes."""
+
+
+class Shared:
+    def __init__(self, config: Config, planner: PlannerLink, log: StateLog) -> None:
+        self.config = config
+        self.config_json = config_to_json(config)
+        self.planner = planner
+        self.log = log
+        self.changes = Changes()
+        lease_s = config.serving.lease_s
+        self.registry = Registry(lease_s=lease_s, stager_lease_s=STAGER_LEASES * lease_s)
+        self.holes = HoleLedger(
+            max_share=config.errors.max_hole_share,
+            max_in_a_row=config.errors.max_holes_in_a_row,
+        )
+        self.counters: Counter[str] = Counter()
+        self.info: PlanInfo | None = None
+        self.session: Session | None = None
+        self.decoder = ""
+        """Fingerprint that all workers share; "" until the first one has joined."""
+        self.lane_nodes: tuple[str, ...] = ()
+        """Data node of each lane; empty while there is none."""
+        self.on_scale: Callable[[], None] = lambda: None
+        """Called when the set of workers or stagers should be looked at."""
+
+    @property
+    def plan(self) -> PlanInfo:
+        if self.info is None:
+            raise ServiceUnavailable("the coordinator is still opening its index")
+        return self.info
+
+    def current(self, generation: int) -> Session:
+        """The open session, if it is the caller's; raises what the caller must be told if not."""
+        session = self.session
+        if session is None or session.generation != generation:
+            newer = "none is open" if session is None else f"run {session.run_id} reads it now"
+            raise SessionFenced(
+                f"session {generation} of job {self.config.job} is over: {newer}; stop this trainer"
+            )
+        if session.failure is not None:
+            raise session.failure
+        return session
+
+    def fail(self, session: Session, error: DataServiceError) -> None:
+        _LOG.error("session %d failed: %s", session.generation, error)
+        session.failure = error
+        self.changes.notify()
+
+    def find(self, session: Session, pack_id: str) -> tuple[ActiveStep, int] | None:
+        """The step and number of a pack, while its step is handed out."""
+        for active in session.steps.values():
+            i = active.find(pack_id)
+            if i is not None:
+                return active, i
+        return None

@@ -1,0 +1,174 @@
+"""What must outlive the coordinator: holes, the session, placements; kept in one journal file.
+
+Invariants: a record is on disk before the method that wrote it returns; records of another plan
+digest are ignored, but runs once fenced stay fenced; a placement holds from its step on until the
+next one, and steps below `planned_until` may have been handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataservice.core.settings import Grid
+from dataservice.storage.journal import Journal
+from dataservice.wire.messages import CursorState, ResumeState
+from dataservice.wire.schema import decode, encode
+
+STEPS_A_RECORD = 16
+"""Progress is written once in so many steps; a restart plans that many again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedHole:
+    key: str
+    reason: str
+    pack_number: int
+
+
+@dataclass(slots=True)
+class SavedSession:
+    generation: int
+    run_id: str
+    grid: Grid
+    state: ResumeState | None
+    hosts: dict[int, str]
+    cursor: CursorState | None
+    """Every rank was given all steps before it."""
+    micro_step: int
+    """The session's first micro-step when `cursor` is still its first step, else 0."""
+    homes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """(first step, lane homes), steps rising."""
+    planned_until: int = 0
+
+
+class StateLog:
+    def __init__(self, path: str) -> None:
+        self._journal, records = Journal.open(path)
+        self.holes: list[SavedHole] = []
+        self.fenced_runs: set[str] = set()
+        self.session: SavedSession | None = None
+        self._digest = ""
+        self._generation = 0
+        for record in records:
+            self._replay(record)
+
+    def _replay(self, record: Mapping[str, Any]) -> None:
+        kind = record["kind"]
+        if kind == "epoch":
+            self._digest_is(record["digest"])
+        elif kind == "hole":
+            self.holes.append(SavedHole(record["key"], record["reason"], record["number"]))
+        elif kind == "session":
+            self._session_is(
+                SavedSession(
+                    generation=record["generation"],
+                    run_id=record["run_id"],
+                    grid=Grid(
+                        dp_size=record["grid"][0],
+                        micro_steps=record["grid"][1],
+                        packs_per_cell=record["grid"][2],
+                    ),
+                    state=decode(ResumeState, record["state"]) if record["state"] else None,
+                    hosts=dict(enumerate(record["hosts"])),
+                    cursor=decode(CursorState, record["cursor"]),
+                    micro_step=record["micro_step"],
+                )
+            )
+        elif self.session is not None and kind == "homes":
+            self.session.homes.append((record["step"], tuple(record["homes"])))
+        elif self.session is not None and kind == "planned":
+            self.session.planned_until = record["until"]
+        elif self.session is not None and kind == "done":
+            self.session.cursor = decode(CursorState, record["cursor"])
+            self.session.micro_step = 0
+
+    def _digest_is(self, digest: str) -> None:
+        if digest != self._digest:
+            self._digest = digest
+            self.holes = []
+            if self.session is not None:
+                self.fenced_runs.add(self.session.run_id)
+            self.session = None
+
+    def _session_is(self, session: SavedSession) -> None:
+        if self.session is not None:
+            self.fenced_runs.add(self.session.run_id)
+        self._generation = session.generation
+        self.session = session
+
+    def start_epoch(self, digest: str) -> None:
+        """Called once when the plan is open; what was written for another plan is forgotten."""
+        self._journal.append({"kind": "epoch", "digest": digest})
+        self._digest_is(digest)
+
+    def hole(self, key: str, reason: str, pack_number: int) -> None:
+        self._journal.append({"kind": "hole", "key": key, "reason": reason, "number": pack_number})
+
+    def open_session(
+        self,
+        run_id: str,
+        grid: Grid,
+        state: ResumeState | None,
+        hosts: Mapping[int, str],
+        cursor: CursorState,
+    ) -> int:
+        """Returns the new session's generation number."""
+        session = SavedSession(
+            generation=self._generation + 1,
+            run_id=run_id,
+            grid=grid,
+            state=state,
+            hosts=dict(hosts),
+            cursor=cursor,
+            micro_step=state.micro_step if state is not None else 0,
+            planned_until=cursor.step,
+        )
+        self._journal.append(
+            {
+                "kind": "session",
+                "generation": session.generation,
+                "run_id": run_id,
+                "grid": [grid.dp_size, grid.micro_steps, grid.packs_per_cell],
+                "state": encode(state) if state is not None else b"",
+                "hosts": [hosts[rank] for rank in range(grid.dp_size)],
+                "cursor": encode(cursor),
+                "micro_step": session.micro_step,
+            }
+        )
+        self._session_is(session)
+        return session.generation
+
+    def homes_of(self, step: int) -> tuple[int, ...] | None:
+        """Lane homes of a step that may have been handed out already, else None."""
+        session = self.session
+        if session is None or step >= session.planned_until:
+            return None
+        known = [homes for first, homes in session.homes if first <= step]
+        return known[-1] if known else None
+
+    def placement(self, cursor: CursorState) -> None:
+        """The step that starts at `cursor` is about to be handed out with its lane homes."""
+        session = self.session
+        assert session is not None
+        if not session.homes or (
+            session.homes[-1][0] <= cursor.step and session.homes[-1][1] != cursor.lane_homes
+        ):
+            session.homes.append((cursor.step, cursor.lane_homes))
+            record = {"kind": "homes", "step": cursor.step, "homes": list(cursor.lane_homes)}
+            self._journal.append(record)
+        if cursor.step >= session.planned_until:
+            session.planned_until = cursor.step + STEPS_A_RECORD
+            self._journal.append({"kind": "planned", "until": session.planned_until})
+
+    def done(self, cursor: CursorState) -> None:
+        """Every rank was given all steps before `cursor`."""
+        session = self.session
+        assert session is not None and session.cursor is not None
+        if cursor.step >= session.cursor.step + STEPS_A_RECORD:
+            session.cursor = cursor
+            self._journal.append({"kind": "done", "cursor": encode(cursor)})
+
+    def close(self) -> None:
+        self._journal.close()

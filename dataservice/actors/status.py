@@ -1,0 +1,91 @@
+"""The state of the service as plain JSON types, for the command line and the tests."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from dataservice.actors.registry import StagerSeat, WorkerSeat
+from dataservice.actors.session import Session
+from dataservice.actors.shared import Shared
+
+
+def status_of(shared: Shared) -> dict[str, Any]:
+    plan = shared.info
+    if plan is None:
+        return {"state": "opening", "job": shared.config.job}
+    workers = [_worker(seat) for _, seat in sorted(shared.registry.workers.items())]
+    return {
+        "state": "serving",
+        "job": shared.config.job,
+        "plan_digest": plan.digest,
+        "decoder": shared.decoder,
+        "samples": plan.num_samples,
+        "session": _session(shared.session),
+        "workers": workers,
+        "stagers": [_stager(seat) for _, seat in sorted(shared.registry.stagers.items())],
+        "holes": len(shared.holes),
+        "hole_reasons": dict(list(shared.holes.reasons().items())[:100]),
+        "worst_shards": dict(shared.holes.by_shard().most_common(10)),
+        "counters": dict(shared.counters),
+    }
+
+
+def _session(session: Session | None) -> dict[str, Any] | None:
+    if session is None:
+        return None
+    now = time.monotonic()
+    planned = [step.planned for step in session.steps.values()]
+    return {
+        "generation": session.generation,
+        "run_id": session.run_id,
+        "dp_size": session.grid.dp_size,
+        "micro_steps": session.grid.micro_steps,
+        "packs_per_cell": session.grid.packs_per_cell,
+        "done_step": session.done_step,
+        "next_step": session.next_step,
+        "end_step": session.end_step,
+        "waited_s": [round(rank.waited_s, 3) for rank in session.ranks],
+        "done": [list(rank.done) for rank in session.ranks],
+        "closed": [rank.closed for rank in session.ranks],
+        "heard_s_ago": [round(now - rank.heard, 1) for rank in session.ranks],
+        "lockstep_cost": sum(p.lockstep_cost for p in planned),
+        "lockstep_bound": sum(p.lockstep_bound for p in planned),
+        "lockstep_arrival": sum(p.lockstep_arrival for p in planned),
+        "failure": str(session.failure) if session.failure is not None else "",
+    }
+
+
+def _worker(seat: WorkerSeat) -> dict[str, Any]:
+    stats = seat.stats
+    return {
+        "id": seat.hello.worker_id,
+        "node": seat.hello.node,
+        "endpoint": seat.hello.endpoint,
+        "draining": seat.draining,
+        "ready_bytes": stats.ready_bytes if stats else 0,
+        "ready_packs": stats.ready_packs if stats else 0,
+        "queued_packs": stats.queued_packs if stats else 0,
+        "built_packs": stats.built_packs if stats else 0,
+        "served_packs": stats.served_packs if stats else 0,
+        "served_bytes": stats.served_bytes if stats else 0,
+        "images": stats.images if stats else 0,
+        "decode_s": round(stats.decode_s, 3) if stats else 0.0,
+        "read_origin_bytes": stats.read_origin_bytes if stats else 0,
+        "read_staged_bytes": stats.read_staged_bytes if stats else 0,
+    }
+
+
+def _stager(seat: StagerSeat) -> dict[str, Any]:
+    stats = seat.stats
+    return {
+        "node": seat.hello.node,
+        "host": seat.hello.host,
+        "cache_dir": seat.hello.cache_dir,
+        "budget_bytes": seat.hello.budget_bytes,
+        "cached_bytes": stats.cached_bytes if stats else 0,
+        "cached_shards": stats.cached_shards if stats else 0,
+        "copied_bytes": stats.copied_bytes if stats else 0,
+        "evictions": stats.evictions if stats else 0,
+        "errors": stats.errors if stats else 0,
+    }

@@ -1,0 +1,99 @@
+"""A planned step while its packs are being built and handed out.
+
+Invariants: the placement never changes once made; only the worker of a pack may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dataservice.actors.plan_messages import PlannedStep
+from dataservice.core.packspec import PackSpec
+from dataservice.core.settings import Grid
+from dataservice.wire.messages import CursorState, PackPlace, StepCells
+from dataservice.wire.schema import decode
+
+HEADER_BYTES = 4096
+TOKEN_BYTES = 8
+"""Of input_ids and labels on the wire, int32 each."""
+
+
+def sample_keys(spec: bytes) -> list[str]:
+    """Of the samples in an encoded PackSpec."""
+    return [item.key for item in decode(PackSpec, spec).items]
+
+
+class ActiveStep:
+    def __init__(
+        self, cursor: CursorState, planned: PlannedStep, grid: Grid, *, patch_bytes: int
+    ) -> None:
+        self.cursor = cursor
+        self.planned = planned
+        self.grid = grid
+        self.micro_step = np.frombuffer(planned.micro_step, dtype="<i8")
+        self.dp_rank = np.frombuffer(planned.dp_rank, dtype="<i8")
+        self.lane = np.frombuffer(planned.lane, dtype="<i8")
+        self.cost = np.frombuffer(planned.cost, dtype="<i8")
+        self.num_images = np.frombuffer(planned.num_images, dtype="<i8")
+        patches = np.frombuffer(planned.num_patches, dtype="<i8")
+        self.tokens = np.frombuffer(planned.tokens, dtype="<i8")
+        self._size_bytes = HEADER_BYTES + self.tokens * TOKEN_BYTES + patches * patch_bytes
+        self.worker: list[str | None] = [None] * grid.num_packs
+        """Id of the worker that builds pack i."""
+        self.order = np.lexsort((np.arange(grid.num_packs), self.dp_rank, self.micro_step))
+        """Packs by (micro-step, rank): the order of need."""
+        cell = self.micro_step[self.order] * grid.dp_size + self.dp_rank[self.order]
+        self._cell_starts = np.searchsorted(cell, np.arange(grid.dp_size * grid.micro_steps + 1))
+        images = np.zeros((grid.micro_steps, grid.dp_size), dtype=np.int64)
+        np.add.at(images, (self.micro_step, self.dp_rank), self.num_images)
+        self._images = images
+        self._by_id = {pack_id: i for i, pack_id in enumerate(planned.pack_ids)}
+
+    @property
+    def step(self) -> int:
+        return self.cursor.step
+
+    def number(self, i: int) -> int:
+        """Global pack number, -1 for a padding pack."""
+        return -1 if self.lane[i] < 0 else self.planned.first_number + i
+
+    def find(self, pack_id: str) -> int | None:
+        return self._by_id.get(pack_id)
+
+    def size_bytes(self, i: int) -> int:
+        return int(self._size_bytes[i])
+
+    def packs_of_cell(self, micro_step: int, dp_rank: int) -> Iterator[int]:
+        cell = micro_step * self.grid.dp_size + dp_rank
+        for i in self.order[self._cell_starts[cell] : self._cell_starts[cell + 1]]:
+            yield int(i)
+
+    def cells_of(self, dp_rank: int, endpoints: dict[str, str]) -> StepCells | None:
+        """None while a pack of this rank has no live worker. `endpoints`: worker id -> endpoint."""
+        cells: list[tuple[PackPlace, ...]] = []
+        for micro_step in range(self.grid.micro_steps):
+            places: list[PackPlace] = []
+            for i in self.packs_of_cell(micro_step, dp_rank):
+                endpoint = endpoints.get(self.worker[i] or "")
+                if endpoint is None:
+                    return None
+                places.append(
+                    PackPlace(
+                        pack_id=self.planned.pack_ids[i],
+                        number=self.number(i),
+                        endpoint=endpoint,
+                        size_bytes=self.size_bytes(i),
+                    )
+                )
+            cells.append(tuple(places))
+        return StepCells(
+            step=self.step,
+            cursor=self.cursor,
+            next_cursor=self.planned.next_cursor,
+            cells=tuple(cells),
+            loss_tokens=self.planned.loss_tokens,
+            num_images=tuple(int(n) for n in self._images[:, dp_rank]),
+            ranks_without_images=tuple(int(n) for n in (self._images == 0).sum(axis=1)),
+        )

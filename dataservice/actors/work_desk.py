@@ -1,0 +1,294 @@
+"""Work at the coordinator: which worker builds which pack, its leases, failures and holes.
+
+Invariants: a hole is journalled before it is answered, and the first report of it wins; a worker
+whose lease ended loses its packs to the others, and clients learn the new endpoint when they ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+from dataservice.actors.registry import Entry, WorkerSeat
+from dataservice.actors.session import Session
+from dataservice.actors.shared import Shared
+from dataservice.actors.steps import ActiveStep, sample_keys
+from dataservice.core.dispatch import choose_worker
+from dataservice.errors import (
+    ConfigError,
+    DataServiceError,
+    HoleBudgetExceeded,
+    ServiceUnavailable,
+    StaleIndexError,
+)
+from dataservice.wire.messages import (
+    Assignment,
+    GetAssignment,
+    HolesDecided,
+    Ok,
+    PackFailed,
+    PullWork,
+    RegisterWorker,
+    ReportHoles,
+    Work,
+    WorkerRegistered,
+)
+
+_LOG = logging.getLogger(__name__)
+
+MAX_WORK_BYTES = 4 << 20
+"""Specs in one answer to a worker."""
+PACK_ATTEMPTS = 6
+"""Workers may fail this often to build one pack before the session fails."""
+STORAGE_HOLE_ATTEMPTS = 2
+"""After this many failed builds a storage error becomes a hole."""
+CALLS_TO_LOSE = 5
+"""A worker that clients report this often without being served loses its lease."""
+
+
+class WorkDesk:
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._attempts: Counter[tuple[int, str]] = Counter()
+        """Failed builds by (session, pack)."""
+        self._avoid: dict[tuple[int, str], frozenset[str]] = {}
+        """Workers on which a pack failed."""
+        self._complaints: Counter[str] = Counter()
+
+    def forget_failures(self) -> None:
+        self._attempts.clear()
+        self._avoid.clear()
+
+    def expire(self) -> None:
+        registry = self._shared.registry
+        for worker_id in registry.expired_workers():
+            self._lose_worker(worker_id, f"silent for {registry.lease_s:g} s")
+
+    def drain(self, worker_ids: tuple[str, ...]) -> None:
+        for worker_id in worker_ids:
+            if worker_id in self._shared.registry.workers:
+                self._shared.registry.workers[worker_id].draining = True
+        self._shared.changes.notify()
+
+    def assign(self, session: Session, active: ActiveStep, packs: list[int]) -> None:
+        usable = self._shared.registry.usable_workers()
+        node_of = {w: self._shared.registry.workers[w].hello.node for w in usable}
+        for i in packs:
+            micro_step, dp_rank = int(active.micro_step[i]), int(active.dp_rank[i])
+            if session.is_done(active.step, micro_step, dp_rank):
+                continue
+            lane = int(active.lane[i])
+            node = self._shared.lane_nodes[lane] if lane >= 0 and self._shared.lane_nodes else ""
+            worker = choose_worker(
+                dp_rank,
+                micro_step,
+                dp_size=session.grid.dp_size,
+                home_workers=[w for w in usable if node_of[w] == node],
+                all_workers=usable,
+                avoid=self._avoid.get(
+                    (session.generation, active.planned.pack_ids[i]), frozenset()
+                ),
+            )
+            active.worker[i] = worker
+            if worker is not None and lane >= 0:
+                self._shared.registry.give(worker, session.generation, active.step, i)
+
+    def complain(self, endpoints: tuple[str, ...]) -> None:
+        """A worker that lives for us but not for its clients is as good as lost."""
+        for endpoint in endpoints:
+            for worker_id, seat in list(self._shared.registry.workers.items()):
+                if seat.hello.endpoint == endpoint:
+                    self._complaints[worker_id] += 1
+                    if self._complaints[worker_id] >= CALLS_TO_LOSE:
+                        self._lose_worker(worker_id, "clients cannot reach it")
+
+    async def register_worker(self, request: RegisterWorker) -> WorkerRegistered:
+        _ = self._shared.plan
+        others = [w for w in self._shared.registry.workers if w != request.worker_id]
+        if (
+            self._shared.decoder
+            and request.decoder != self._shared.decoder
+            and (others or self._shared.session)
+        ):
+            raise ConfigError(
+                f"worker {request.worker_id} decodes with {request.decoder}, the others with "
+                f"{self._shared.decoder}: install the same image libraries on every node"
+            )
+        self._shared.decoder = request.decoder
+        if request.worker_id in self._shared.registry.workers:
+            self._lose_worker(request.worker_id, "it registered anew")
+        seat = self._shared.registry.seat_worker(request)
+        _LOG.info("worker %s joined on %s at %s", request.worker_id, request.node, request.endpoint)
+        self._assign_orphans()
+        self._shared.changes.notify()
+        return WorkerRegistered(
+            lease=seat.lease, lease_s=self._shared.registry.lease_s, config=self._shared.config_json
+        )
+
+    def _assign_orphans(self) -> None:
+        session = self._shared.session
+        if session is None:
+            return
+        for step in sorted(session.steps):
+            active = session.steps[step]
+            orphans = [i for i in active.order.tolist() if active.worker[i] is None]
+            if orphans:
+                self.assign(session, active, orphans)
+
+    def _lose_worker(self, worker_id: str, why: str) -> None:
+        seat = self._shared.registry.workers.pop(worker_id)
+        self._complaints.pop(worker_id, None)
+        left = self._outstanding(seat)
+        if not (seat.draining and not left):
+            self._shared.counters["workers_lost"] += 1
+            _LOG.warning("worker %s is gone (%s); %d packs go to others", worker_id, why, len(left))
+        session = self._shared.session
+        if session is not None:
+            for step in sorted(session.steps):
+                active = session.steps[step]
+                mine = [i for i in active.order.tolist() if active.worker[i] == worker_id]
+                for i in mine:
+                    active.worker[i] = None
+                self.assign(session, active, mine)
+        self._shared.counters["packs_rebuilt"] += len(left)
+        self._shared.changes.notify()
+        self._shared.on_scale()
+
+    def _outstanding(self, seat: WorkerSeat) -> list[Entry]:
+        """What the worker was given and nobody has been given by it, as far as is known."""
+        session = self._shared.session
+        if session is None:
+            return []
+        kept: list[Entry] = []
+        for entry in seat.queue:
+            active = session.steps.get(entry.step)
+            if entry.session != session.generation or active is None:
+                continue
+            i = entry.pack
+            if active.worker[i] == seat.hello.worker_id and not session.is_done(
+                entry.step, int(active.micro_step[i]), int(active.dp_rank[i])
+            ):
+                kept.append(entry)
+        return kept
+
+    async def pull_work(self, request: PullWork) -> Work:
+        seat = self._shared.registry.worker(request.worker_id, request.lease)
+        seat.stats = request
+        until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
+        known_session, known_done = request.session, -1
+        while True:
+            session = self._shared.session
+            generation = session.generation if session is not None else 0
+            done_step = session.done_step if session is not None else 0
+            work = self._work_for(seat, request.after_sequence, session)
+            changed = generation != known_session or (known_done >= 0 and done_step != known_done)
+            if work or changed or seat.draining or not await self._shared.changes.wait(until):
+                break
+            known_done = done_step if known_done < 0 else known_done
+            self._shared.registry.worker(request.worker_id, request.lease)
+        stager = self._shared.registry.stagers.get(seat.hello.node)
+        return Work(
+            session=generation,
+            assignments=tuple(work),
+            done_step=done_step,
+            num_ranks=session.grid.dp_size if session is not None else 0,
+            cache_dir=stager.hello.cache_dir if stager is not None else "",
+            drain=seat.draining and not self._outstanding(seat),
+        )
+
+    def _work_for(
+        self, seat: WorkerSeat, after_sequence: int, session: Session | None
+    ) -> list[Assignment]:
+        if session is None:
+            seat.queue.clear()
+            return []
+        while seat.queue and (
+            seat.queue[0].session != session.generation or seat.queue[0].step < session.done_step
+        ):
+            seat.queue.popleft()
+        work: list[Assignment] = []
+        size = 0
+        for entry in seat.entries_after(after_sequence, session.generation):
+            active = session.steps.get(entry.step)
+            if active is None or active.worker[entry.pack] != seat.hello.worker_id:
+                continue
+            work.append(self._assignment(session, active, entry.pack, entry.sequence))
+            size += len(work[-1].spec)
+            if size > MAX_WORK_BYTES:
+                break
+        return work
+
+    def _assignment(
+        self, session: Session, active: ActiveStep, i: int, sequence: int
+    ) -> Assignment:
+        pack_id, spec = active.planned.pack_ids[i], active.planned.specs[i]
+        holes: dict[str, str] = {}
+        if len(self._shared.holes):
+            holes = self._shared.holes.of_samples(sample_keys(spec))
+        return Assignment(
+            sequence=sequence,
+            pack_id=pack_id,
+            step=active.step,
+            micro_step=int(active.micro_step[i]),
+            dp_rank=int(active.dp_rank[i]),
+            spec=spec,
+            holes=holes,
+            storage_holes=self._attempts[session.generation, pack_id] >= STORAGE_HOLE_ATTEMPTS,
+        )
+
+    async def get_assignment(self, request: GetAssignment) -> Assignment:
+        self._shared.registry.worker(request.worker_id, request.lease)
+        session = self._shared.current(request.session)
+        found = self._shared.find(session, request.pack_id)
+        if found is None:
+            raise ServiceUnavailable(
+                f"pack {request.pack_id} belongs to no step that is handed out now "
+                f"({session.done_step} to {session.next_step - 1}); ask for the step again"
+            )
+        return self._assignment(session, *found, sequence=0)
+
+    async def report_holes(self, request: ReportHoles) -> HolesDecided:
+        self._shared.registry.worker(request.worker_id, request.lease)
+        session = self._shared.session
+        found = self._shared.find(session, request.pack_id) if session is not None else None
+        number = found[0].number(found[1]) if found is not None else -1
+        for key, reason in self._shared.holes.missing(request.holes).items():
+            self._shared.log.hole(key, reason, number)
+            self._shared.holes.add(key, reason, number)
+            self._shared.counters["holes"] += 1
+            _LOG.warning("hole: %s: %s", key, reason)
+        if found is None:
+            return HolesDecided(holes=dict(request.holes))
+        try:
+            self._shared.holes.check_budget(number)
+        except HoleBudgetExceeded as error:
+            assert session is not None
+            self._shared.fail(session, error)
+            raise
+        active, i = found
+        return HolesDecided(
+            holes=self._shared.holes.of_samples(sample_keys(active.planned.specs[i]))
+        )
+
+    async def report_pack_failed(self, request: PackFailed) -> Ok:
+        self._shared.registry.worker(request.worker_id, request.lease)
+        session = self._shared.current(request.session)
+        found = self._shared.find(session, request.pack_id)
+        if found is None:
+            return Ok()
+        key = (session.generation, request.pack_id)
+        self._attempts[key] += 1
+        self._shared.counters["packs_failed"] += 1
+        _LOG.warning("pack %s failed on %s: %s", request.pack_id, request.worker_id, request.reason)
+        if request.fatal or self._attempts[key] >= PACK_ATTEMPTS:
+            kind = StaleIndexError if request.fatal else DataServiceError
+            self._shared.fail(
+                session, kind(f"pack {request.pack_id} cannot be built: {request.reason}")
+            )
+            return Ok()
+        self._avoid[key] = self._avoid.get(key, frozenset()) | {request.worker_id}
+        active, i = found
+        self.assign(session, active, [i])
+        self._shared.changes.notify()
+        return Ok()

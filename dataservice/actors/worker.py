@@ -1,0 +1,383 @@
+"""A worker: builds the packs it is given, in the order of need, and streams them to clients.
+
+Invariants: it owns nothing that another worker could not build again; ready bytes are bounded;
+a hole is decided by the coordinator before the pack that has it may be served; a worker whose lease
+ended registers anew and starts from nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from dataservice.actors.build_queue import BuildQueue, Job
+from dataservice.actors.planner import padding_spec
+from dataservice.actors.waiting import Changes
+from dataservice.config import Config, config_from_json
+from dataservice.core.packspec import PackSpec
+from dataservice.errors import (
+    DataServiceError,
+    DeadlineExceeded,
+    ServiceUnavailable,
+    SessionFenced,
+    StaleIndexError,
+    StorageError,
+)
+from dataservice.pipeline.images import DecodeLimits, check_pillow, decoder_fingerprint
+from dataservice.pipeline.materialize import BuiltPack, build_pack
+from dataservice.pipeline.pool import BuildPools
+from dataservice.pipeline.text import TextRenderer
+from dataservice.rpc.aio import AsyncCoordinatorClient
+from dataservice.rpc.server import RunningServer, start_server
+from dataservice.storage.objects import ShardReader
+from dataservice.wire.codec import encode_pack
+from dataservice.wire.messages import (
+    Assignment,
+    GetAssignment,
+    PackFailed,
+    PullWork,
+    RegisterWorker,
+    ReportHoles,
+    StreamPack,
+    Work,
+)
+from dataservice.wire.schema import decode
+
+_LOG = logging.getLogger(__name__)
+
+PULL_WAIT_S = 1.0
+CALL_TIMEOUT_S = 10.0
+RETRY_S = 0.2
+ORPHAN_S = 120.0
+"""Without a coordinator for this long the worker ends by itself."""
+BUILDERS = 2
+"""Packs built at once: one may wait for storage while the other decodes."""
+
+
+class Worker:
+    """Implements rpc.server.DataService; `run()` serves until drained, stopped or orphaned."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: str,
+        worker_id: str,
+        node: str,
+        bind: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        insecure: bool = False,
+    ) -> None:
+        check_pillow()
+        self.worker_id = worker_id
+        self.node = node
+        self._bind = bind
+        self._advertise = advertise
+        self._insecure = insecure
+        self._coordinator = AsyncCoordinatorClient(coordinator)
+        self._changes = Changes()
+        self._decoder = decoder_fingerprint()
+        self._lease = 0
+        self._lease_s = 2.0
+        self._sequence = 0
+        self._built = 0
+        self._images = 0
+        self._served_packs = 0
+        self._served_bytes = 0
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tools: _Tools | None = None
+        self._threads: list[threading.Thread] = []
+
+    # ---- life --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = await start_server(data=self, bind=self._bind, insecure=self._insecure)
+        try:
+            await self._register(server)
+            await self._pull(server)
+        finally:
+            await server.stop(5.0)
+            await self._coordinator.close()
+            if self._tools is not None:
+                self._tools.close()
+            for thread in self._threads:
+                await asyncio.to_thread(thread.join, 10.0)
+
+    def stop(self) -> None:
+        """May be called from any thread."""
+        self._stopping = True
+        self._wake()
+
+    async def _register(self, server: RunningServer) -> None:
+        host = self._advertise or server.host
+        hello = RegisterWorker(
+            worker_id=self.worker_id,
+            node=self.node,
+            endpoint=f"{host}:{server.port}",
+            decoder=self._decoder,
+            decode_threads=self._tools.config.workers.decode_threads if self._tools else 0,
+            generation=0,
+        )
+        until = time.monotonic() + ORPHAN_S
+        while True:
+            try:
+                seat = await self._coordinator.call(hello, CALL_TIMEOUT_S)
+                break
+            except (ServiceUnavailable, DeadlineExceeded):
+                if self._stopping or time.monotonic() > until:
+                    raise
+                await asyncio.sleep(RETRY_S)
+        self._lease, self._lease_s, self._sequence = seat.lease, seat.lease_s, 0
+        if self._tools is None:
+            self._tools = _Tools(config_from_json(seat.config), self._wake)
+            for number in range(BUILDERS):
+                thread = threading.Thread(target=self._build_loop, name=f"builder-{number}")
+                thread.start()
+                self._threads.append(thread)
+        else:
+            self._tools.queue.start_session(0)
+
+    async def _pull(self, server: RunningServer) -> None:
+        heard = time.monotonic()
+        while not self._stopping:
+            try:
+                work = await self._coordinator.call(self._pull_request(), CALL_TIMEOUT_S)
+            except SessionFenced:
+                await self._register(server)
+                continue
+            except (ServiceUnavailable, DeadlineExceeded):
+                if time.monotonic() - heard > ORPHAN_S:
+                    _LOG.error("no coordinator for %g s: this worker ends", ORPHAN_S)
+                    return
+                await asyncio.sleep(RETRY_S)
+                continue
+            heard = time.monotonic()
+            self._take(work)
+            if work.drain:
+                return
+
+    def _pull_request(self) -> PullWork:
+        tools = self.tools
+        ready_bytes, ready_packs, queued = tools.queue.figures()
+        return PullWork(
+            worker_id=self.worker_id,
+            lease=self._lease,
+            session=tools.queue.session,
+            after_sequence=self._sequence,
+            wait_s=min(PULL_WAIT_S, self._lease_s / 3),
+            ready_bytes=ready_bytes,
+            ready_packs=ready_packs,
+            queued_packs=queued,
+            built_packs=self._built,
+            served_packs=self._served_packs,
+            served_bytes=self._served_bytes,
+            decode_s=tools.pools.decodes.busy_s,
+            read_origin_bytes=tools.reader.origin_bytes,
+            read_staged_bytes=tools.reader.staged_bytes,
+            images=self._images,
+        )
+
+    def _take(self, work: Work) -> None:
+        queue = self.tools.queue
+        if work.session != queue.session:
+            queue.start_session(work.session)
+            self._sequence = 0
+        self.tools.reader.cache_dir = work.cache_dir or None
+        queue.forget_before(work.done_step, num_ranks=work.num_ranks)
+        for assignment in work.assignments:
+            queue.add(self._job(work.session, assignment))
+            self._sequence = max(self._sequence, assignment.sequence)
+
+    def _job(self, session: int, assignment: Assignment) -> Job:
+        spec = decode(PackSpec, assignment.spec)
+        return Job(
+            session=session,
+            pack_id=assignment.pack_id,
+            need=(assignment.step, assignment.micro_step, assignment.dp_rank),
+            spec=spec,
+            holes=assignment.holes,
+            storage_holes=assignment.storage_holes,
+            size_bytes=8 * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
+        )
+
+    @property
+    def tools(self) -> _Tools:
+        if self._tools is None:
+            raise ServiceUnavailable(f"worker {self.worker_id} has not joined the service yet")
+        return self._tools
+
+    def _wake(self) -> None:
+        """From any thread: wakes everybody who waits in the event loop."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._changes.notify)
+
+    # ---- building ----------------------------------------------------------------------------
+
+    def _build_loop(self) -> None:
+        tools = self.tools
+        while (job := tools.queue.take()) is not None:
+            try:
+                frames = self._build(tools, job)
+            except (DataServiceError, OSError, ValueError) as error:
+                self._build_failed(tools, job, error)
+            else:
+                self._built += 1
+                self._images += sum(len(item.images) for item in job.spec.items)
+                tools.queue.finish(job, frames)
+
+    def _build(self, tools: _Tools, job: Job) -> list[bytes]:
+        holes = job.holes
+        while True:
+            built = tools.build(job, holes)
+            if not built.new_holes:
+                return encode_pack(built.arrays, built.meta)
+            # decided by the coordinator before anybody may see the pack: the first report wins
+            decided = self._ask(
+                ReportHoles(
+                    worker_id=self.worker_id,
+                    lease=self._lease,
+                    pack_id=job.pack_id,
+                    holes=built.new_holes,
+                )
+            )
+            holes = {**holes, **decided.holes}
+
+    def _build_failed(self, tools: _Tools, job: Job, error: Exception) -> None:
+        if isinstance(error, StorageError | StaleIndexError):
+            _LOG.warning("pack %s: %s", job.pack_id, error)
+        else:
+            _LOG.exception("pack %s", job.pack_id)
+        reason = f"{type(error).__name__}: {error}"
+        tools.queue.fail(job, ServiceUnavailable(f"pack {job.pack_id} failed here: {reason}"))
+        try:
+            self._ask(
+                PackFailed(
+                    worker_id=self.worker_id,
+                    lease=self._lease,
+                    session=job.session,
+                    pack_id=job.pack_id,
+                    reason=reason,
+                    fatal=isinstance(error, StaleIndexError),
+                )
+            )
+        except DataServiceError as unheard:
+            _LOG.warning(
+                "the coordinator did not hear that pack %s failed: %s", job.pack_id, unheard
+            )
+
+    def _ask(self, request: object) -> Any:
+        """From a builder thread."""
+        assert self._loop is not None
+        answer: Future[Any] = asyncio.run_coroutine_threadsafe(
+            self._coordinator.call(request, CALL_TIMEOUT_S), self._loop
+        )
+        return answer.result(CALL_TIMEOUT_S + 1)
+
+    # ---- serving -----------------------------------------------------------------------------
+
+    async def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
+        tools = self.tools
+        if request.pack_id == "pad":
+            for frame in tools.padding_frames():
+                yield frame
+            return
+        until = time.monotonic() + request.wait_s
+        await self._know(request, until)
+        tools.queue.want(request.pack_id)
+        try:
+            while (frames := tools.queue.frames_of(request.pack_id)) is None:
+                self._check_session(request)
+                if not await self._changes.wait(min(until, time.monotonic() + 1.0)):
+                    if time.monotonic() >= until:
+                        raise DeadlineExceeded(
+                            f"rank {request.dp_rank} waited {request.wait_s:g} s for worker "
+                            f"{self.worker_id} to build pack {request.pack_id}"
+                        )
+        finally:
+            tools.queue.unwant(request.pack_id)
+        for frame in frames:
+            yield frame
+            self._served_bytes += len(frame)
+        self._served_packs += 1
+        tools.queue.served(request.pack_id)
+
+    async def _know(self, request: StreamPack, until: float) -> None:
+        """A pack that was not given to this worker (yet) is fetched from the coordinator."""
+        while self.tools.queue.session < request.session:
+            await self._changes.wait(min(until, time.monotonic() + RETRY_S))
+            if time.monotonic() >= until:
+                raise ServiceUnavailable(
+                    f"worker {self.worker_id} has not heard of session {request.session}"
+                )
+        self._check_session(request)
+        if self.tools.queue.knows(request.pack_id):
+            return
+        assignment = await self._coordinator.call(
+            GetAssignment(
+                worker_id=self.worker_id,
+                lease=self._lease,
+                session=request.session,
+                pack_id=request.pack_id,
+            ),
+            CALL_TIMEOUT_S,
+        )
+        self.tools.queue.add(self._job(request.session, assignment))
+
+    def _check_session(self, request: StreamPack) -> None:
+        session = self.tools.queue.session
+        if session > request.session:
+            raise SessionFenced(
+                f"session {request.session} is over, this worker builds for session {session}"
+            )
+
+
+class _Tools:
+    """What the config decides: made once the coordinator has told it."""
+
+    def __init__(self, config: Config, on_change: Callable[[], None]) -> None:
+        self.config = config
+        workers, vision = config.workers, config.plan.vision
+        self.patch_bytes = 3 * vision.patch**2
+        self.renderer = TextRenderer.build(config.text)
+        self.reader = ShardReader(
+            None, deadline_s=config.staging.deadline_s, retries=config.staging.retries
+        )
+        self.pools = BuildPools(decode_threads=workers.decode_threads)
+        self.limits = DecodeLimits(
+            deadline_s=workers.decode_deadline_s,
+            max_pixels=workers.max_image_pixels,
+        )
+        self.queue = BuildQueue(ready_bytes_bound=workers.ready_bytes, on_change=on_change)
+        self._padding: list[bytes] | None = None
+
+    def build(self, job: Job, holes: dict[str, str]) -> BuiltPack:
+        return self._build(job.spec, holes, storage_holes=job.storage_holes)
+
+    def _build(self, spec: PackSpec, holes: dict[str, str], *, storage_holes: bool) -> BuiltPack:
+        return build_pack(
+            spec,
+            reader=self.reader,
+            renderer=self.renderer,
+            rules=self.config.plan.vision,
+            holes=holes,
+            storage_holes=storage_holes,
+            limits=self.limits,
+            pool=self.pools,
+        )
+
+    def padding_frames(self) -> list[bytes]:
+        if self._padding is None:
+            built = self._build(padding_spec(self.config.plan.pack_length), {}, storage_holes=False)
+            self._padding = encode_pack(built.arrays, built.meta)
+        return self._padding
+
+    def close(self) -> None:
+        self.queue.close()
+        self.pools.close()
+        self.reader.close()

@@ -1,0 +1,5 @@
+"""The `dataservice` command."""
+
+from dataservice.cli.app import main
+
+__all__ = ["main"]

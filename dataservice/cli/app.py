@@ -1,0 +1,166 @@
+"""Commands, options and what a failed command says.
+
+Invariants: results go to stdout, everything else to stderr; a user's error is one paragraph and
+exit code 2, with `--debug` also its traceback; only `serve` imports ray.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+from dataservice.cli.index_view import open_index, show_report, update_with_progress
+from dataservice.cli.plan_view import PlanView, parse_steps, step_table
+from dataservice.cli.status_view import print_status
+from dataservice.config import Config, load_config
+from dataservice.core.settings import Grid
+from dataservice.errors import ConfigError, DataServiceError
+from dataservice.rpc.client import CoordinatorClient
+from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
+
+CALL_TIMEOUT_S = 10.0
+WIDEST_TABLE = 160
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A data service for multimodal pretraining: plan on metadata, materialise late.",
+)
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the run.")]
+Endpoint = Annotated[
+    str, typer.Argument(metavar="ENDPOINT", help="host:port, as `dataservice serve` prints it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and exits: 0, or 2 for an error of the user's."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        # --debug may stand behind the command, too.
+        app([*["--debug"] * debug, *(word for word in given if word != "--debug")])
+    except BrokenPipeError:
+        # The reader of our output went away; nothing may be flushed to it any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (DataServiceError, OSError) as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+@app.callback()
+def _common(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Log more; errors with traceback.")
+    ] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+@app.command()
+def index(config: ConfigPath) -> None:
+    """Index what is new or changed: offsets, token counts, picture sizes. Decodes nothing."""
+    settings = load_config(config)
+    show_report(update_with_progress(settings))
+
+
+@app.command()
+def plan(
+    config: ConfigPath,
+    steps: Annotated[str, typer.Option(metavar="A:B", help="Steps A to B - 1.")],
+    dp_size: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
+    micro_steps: Annotated[int, typer.Option(min=1, help="Micro-steps of a step.")],
+    packs_per_cell: Annotated[int, typer.Option(min=1, help="Packs of a micro-batch.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Print what every rank would get in the given steps; starts nothing.
+
+    With --json one object a line, one line a step.
+    """
+    settings = load_config(config)
+    grid = Grid(dp_size=dp_size, micro_steps=micro_steps, packs_per_cell=packs_per_cell)
+    first, stop = parse_steps(steps)
+    view = PlanView(settings, open_index(settings))
+    for warning in view.plan.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    console = Console(width=None if sys.stdout.isatty() else WIDEST_TABLE)
+    num_steps = 0
+    for step in view.steps(grid, first, stop):
+        num_steps += 1
+        if as_json:
+            typer.echo(orjson.dumps(step))
+        else:
+            console.print(step_table(step, settings.plan.pack_length))
+    if num_steps < stop - first:
+        typer.echo(f"the plan ends after step {first + num_steps - 1}", err=True)
+
+
+@app.command()
+def serve(
+    config: ConfigPath,
+    address: Annotated[
+        str | None, typer.Option(help="Of a running Ray cluster. Default: start a local one.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="In place of serving.port.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="In place of workers.count.")] = None,
+) -> None:
+    """Run the service in the foreground until SIGINT or SIGTERM."""
+    settings = _overridden(load_config(config), port=port, workers=workers)
+    open_index(settings)
+    from dataservice.actors.launch import serve_foreground
+
+    serve_foreground(settings, address=address)
+
+
+@app.command()
+def status(endpoint: Endpoint, as_json: AsJson = False) -> None:
+    """Show what a running service does."""
+    with CoordinatorClient(endpoint) as client:
+        report: StatusReport = client.call(GetStatus(), CALL_TIMEOUT_S)
+    if as_json:
+        typer.echo(report.status)
+    else:
+        print_status(orjson.loads(report.status), Console())
+
+
+@app.command()
+def scale(
+    endpoint: Endpoint,
+    workers: Annotated[int, typer.Argument(min=1, metavar="N", help="Workers to have.")],
+) -> None:
+    """Change the number of workers; trainers notice nothing but the speed."""
+    with CoordinatorClient(endpoint) as client:
+        scaled: Scaled = client.call(ScaleWorkers(workers=workers), CALL_TIMEOUT_S)
+    typer.echo(f"workers: {scaled.before}, now going to {scaled.target}")
+
+
+def _overridden(config: Config, *, port: int | None, workers: int | None) -> Config:
+    if port is not None:
+        config = dataclasses.replace(config, serving=dataclasses.replace(config.serving, port=port))
+    if workers is not None:
+        if not config.workers.min <= workers <= config.workers.max:
+            raise ConfigError(
+                f"--workers {workers} is not between workers.min {config.workers.min} "
+                f"and workers.max {config.workers.max}"
+            )
+        config = dataclasses.replace(
+            config, workers=dataclasses.replace(config.workers, count=workers)
+        )
+    return config

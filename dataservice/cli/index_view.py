@@ -1,0 +1,114 @@
+"""How an index run looks to a person: a progress bar, then what could not be used and why.
+
+Invariants: everything but the summary of `dataservice index` goes to stderr; rejected records are
+read back as a stream, so a million of them cost no memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dataservice.config import Config
+from dataservice.indexing import update_index
+from dataservice.storage.index import Index
+from dataservice.storage.index_build import IndexProgress, IndexReport
+
+PLACES_SHOWN = 3
+"""Of each kind of reason."""
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[IndexProgress], None]]:
+    columns = (
+        TextColumn("index"),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[shard]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("index", rate="", shard="")
+
+        def show(state: IndexProgress) -> None:
+            elapsed = bar.tasks[task].elapsed or 0.0
+            rate = f"{state.num_samples / elapsed:,.0f} samples/s" if elapsed else ""
+            if state.num_rejected:
+                rate += f", {state.num_rejected:,} rejected"
+            bar.update(
+                task,
+                total=state.total_bytes,
+                completed=state.done_bytes,
+                rate=rate,
+                shard=state.shard,
+            )
+
+        yield show
+
+
+def update_with_progress(config: Config) -> IndexReport:
+    with _progress_bar() as show:
+        return update_index(config, show)
+
+
+def open_index(config: Config) -> Index:
+    """The index as the data stands now; says so when something had to be read for it."""
+    report = update_with_progress(config)
+    shards_read = sum(source.shards_read for source in report.sources)
+    if shards_read:
+        reused = sum(source.shards_reused for source in report.sources)
+        typer.echo(
+            f"index: read {shards_read:,} shards, {reused:,} were up to date; "
+            f"{report.num_samples:,} samples, {report.num_rejected:,} records cannot be used"
+            + (f" (see {report.rejected_path})" if report.num_rejected else ""),
+            err=True,
+        )
+    return Index.open(config.index_dir)
+
+
+def show_report(report: IndexReport) -> None:
+    """The summary of `dataservice index`, to stdout."""
+    for source in report.sources:
+        typer.echo(
+            f"{source.name}: {source.num_samples:,} samples, {source.num_images:,} images, "
+            f"{source.text_tokens:,} text tokens ({source.loss_tokens:,} with loss); "
+            f"{source.shards_read:,} shards read, {source.shards_reused:,} up to date"
+        )
+    typer.echo(f"in all {report.num_samples:,} samples; index {report.digest[:12]}")
+    if report.num_rejected:
+        typer.echo(f"{report.num_rejected:,} records cannot be used ({report.rejected_path}):")
+        for kind in _kinds(report.rejected_path):
+            typer.echo(f"  {kind.count:,} x {kind.reason}")
+            for place in kind.places:
+                typer.echo(f"      {place}")
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Reasons that differ only in names and numbers."""
+
+    reason: str
+    """Of the first of them."""
+    count: int = 0
+    places: list[str] = field(default_factory=list)
+
+
+def _kinds(rejected_path: str) -> list[_Kind]:
+    kinds: dict[str, _Kind] = {}
+    with open(rejected_path, encoding="utf-8") as file:
+        for line in file:
+            rejected = json.loads(line)
+            pattern = re.sub(r"'[^']*'|\d+", "*", rejected["reason"])
+            kind = kinds.setdefault(pattern, _Kind(rejected["reason"]))
+            kind.count += 1
+            if len(kind.places) < PLACES_SHOWN:
+                kind.places.append(f"{rejected['file']}:{rejected['line']}")
+    return sorted(kinds.values(), key=lambda kind: -kind.count)

@@ -1,0 +1,138 @@
+"""What `dataservice plan` prints: the steps of a plan, cell by cell.
+
+Invariants: nothing is started and nothing read but the index; a step is the same wherever the
+range begins; --json and the table show the same values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+
+from dataservice.config import Config
+from dataservice.core.plan import Plan, StepPlan
+from dataservice.core.settings import Grid
+from dataservice.errors import ConfigError
+from dataservice.storage.index import Index
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """Reads "A:B" as (A, B); A may be left out."""
+    match = re.fullmatch(r"(\d*):(\d+)", text)
+    if match is None or int(match[1] or 0) >= int(match[2]):
+        raise ConfigError(f"--steps {text}: should be A:B with A below B, such as 0:10")
+    return int(match[1] or 0), int(match[2])
+
+
+class PlanView:
+    """Steps of one plan as plain objects."""
+
+    def __init__(self, config: Config, index: Index) -> None:
+        self.settings = config.plan
+        self.index = index
+        self.plan = Plan(config.plan, index)
+
+    def steps(self, grid: Grid, first: int, stop: int) -> Iterator[dict[str, Any]]:
+        """One object a step; fewer when the plan ends before `stop`, ConfigError when it ends
+        before `first`.
+        """
+        cursor = self.plan.advance(self.plan.start(), first * grid.num_packs, steps=first)
+        for step in range(first, stop):
+            planned = self.plan.step(cursor, grid)
+            if planned is None:
+                if step == first:
+                    raise ConfigError(f"--steps {first}:{stop}: the plan ends before step {first}")
+                return
+            yield self._describe(planned)
+            cursor = planned.next_cursor
+
+    def _describe(self, planned: StepPlan) -> dict[str, Any]:
+        grid = planned.grid
+        cells: dict[tuple[int, int], list[dict[str, Any]]] = {
+            (micro_step, dp_rank): []
+            for micro_step in range(grid.micro_steps)
+            for dp_rank in range(grid.dp_size)
+        }
+        for i in range(grid.num_packs):
+            place = (int(planned.micro_step[i]), int(planned.dp_rank[i]))
+            cells[place].append(self._describe_pack(planned, i))
+        return {
+            "step": planned.step,
+            "plan_digest": self.plan.digest,
+            "loss_tokens": planned.total_loss_tokens,
+            "lockstep_cost": planned.lockstep_cost,
+            "lockstep_bound": planned.lockstep_bound,
+            "lockstep_arrival": planned.lockstep_arrival,
+            "cells": [
+                {"micro_step": micro_step, "dp_rank": dp_rank, "packs": packs}
+                for (micro_step, dp_rank), packs in cells.items()
+            ],
+        }
+
+    def _describe_pack(self, planned: StepPlan, i: int) -> dict[str, Any]:
+        padding = planned.lane[i] < 0
+        return {
+            "pack_id": planned.pack_id(i),
+            "number": -1 if padding else planned.cursor.next_pack + i,
+            "cost": int(planned.cost[i]),
+            "tokens": int(planned.tokens[i]),
+            "image_tokens": int(planned.image_tokens[i]),
+            "num_images": int(planned.num_images[i]),
+            "loss_tokens": int(planned.loss_tokens[i]),
+            "lane": int(planned.lane[i]),
+            "sample_keys": [] if padding else self._sample_keys(planned, i),
+        }
+
+    def _sample_keys(self, planned: StepPlan, i: int) -> list[str]:
+        window = self.plan.window(int(planned.lane[i]), int(planned.window[i]))
+        spec = self.index.pack_spec(
+            window,
+            int(planned.number[i]),
+            pack_length=self.settings.pack_length,
+            rules=self.settings.vision,
+        )
+        return [item.piece_key for item in spec.items]
+
+
+def step_table(step: dict[str, Any], pack_length: int) -> Table:
+    """One row a pack."""
+    cells = step["cells"]
+    num_packs = sum(len(cell["packs"]) for cell in cells)
+    tokens = sum(pack["tokens"] for cell in cells for pack in cell["packs"])
+    table = Table(
+        title=f"step {step['step']}: {num_packs} packs, {tokens / (num_packs * pack_length):.1%} "
+        f"full, {step['loss_tokens']:,} loss tokens",
+        caption=f"cost of the slowest ranks: {step['lockstep_cost']:,} as placed, "
+        f"{step['lockstep_arrival']:,} in arrival order, {step['lockstep_bound']:,} at least; "
+        f"plan {step['plan_digest'][:12]}",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in (
+        "micro",
+        "rank",
+        "pack",
+        "number",
+        "tokens",
+        "images",
+        "image tok",
+        "cost",
+        "lane",
+    ):
+        table.add_column(name, justify="right")
+    table.add_column("samples", no_wrap=True, overflow="ellipsis")
+    for cell in cells:
+        for pack in cell["packs"]:
+            keys = pack["sample_keys"]
+            values = [cell["micro_step"], cell["dp_rank"], pack["pack_id"], pack["number"]]
+            sizes = ("tokens", "num_images", "image_tokens", "cost")
+            table.add_row(
+                *map(str, values),
+                *(f"{pack[name]:,}" for name in sizes),
+                str(pack["lane"]),
+                f"{len(keys)}: {', '.join(keys)}",
+            )
+    return table

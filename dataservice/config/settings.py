@@ -1,0 +1,189 @@
+"""The service's settings as frozen values, read from one YAML file.
+
+Invariants: what `load_config` returns is complete and checked: paths absolute, variables expanded,
+sizes in bytes; it survives `config_to_json` and back unchanged; printing it shows no secret.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from dataservice.config.schema import ConfigFile, parse_config
+from dataservice.config.values import masked
+from dataservice.core.settings import BalanceSettings, PlanSettings, SourceShare
+from dataservice.core.vision import VisionRules
+from dataservice.errors import ConfigError
+from dataservice.pipeline.text import TextSettings
+from dataservice.storage.sources import SourceFiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagingSettings:
+    cache_dir: str | None
+    """On every data node's own disk; None: nothing is staged, all reads go to the origin."""
+    budget_bytes: int
+    deadline_s: float
+    """Of one read from the origin."""
+    retries: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    count: int
+    """At the start; `dataservice scale` changes it within min and max."""
+    min: int
+    max: int
+    decode_threads: int
+    num_cpus: float
+    """That Ray reserves for one worker."""
+    ready_bytes: int
+    """Bound of the built packs that one worker holds."""
+    resource: str
+    """Ray custom resource that marks the data nodes."""
+    decode_deadline_s: float
+    """Of one picture; past it the picture becomes a hole."""
+    max_image_pixels: int
+    """Of one picture as stored; a larger one becomes a hole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingSettings:
+    host: str
+    port: int
+    """Of the coordinator; 0 = any free one."""
+    plan_ahead_steps: int
+    """How many steps any rank may lead the slowest."""
+    lease_s: float
+    """Workers and stagers silent for so long are taken for dead."""
+    open_timeout_s: float
+    """How long a session waits for all its ranks."""
+    insecure: bool
+    """Allows a host other than loopback, without TLS or token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorPolicy:
+    """Past either bound the job fails and names the worst shard."""
+
+    max_hole_share: float
+    """Of the images delivered so far."""
+    max_holes_in_a_row: int
+    """By pack number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Config:
+    job: str
+    sources: tuple[SourceFiles, ...]
+    text: TextSettings
+    plan: PlanSettings
+    index_dir: str
+    state_dir: str
+    staging: StagingSettings
+    workers: WorkerSettings
+    serving: ServingSettings
+    errors: ErrorPolicy
+    ranks_per_node: int
+    """Trainer ranks that share a node with data; 0: data nodes hold no ranks."""
+
+    def __repr__(self) -> str:
+        return f"Config({_masked_tree('', dataclasses.asdict(self))})"
+
+
+_ADAPTER = TypeAdapter(Config)
+
+
+def load_config(path: str | os.PathLike[str]) -> Config:
+    """Reads and checks a YAML file; ConfigError names file, line, key and remedy."""
+    name = os.fspath(path)
+    try:
+        with open(name, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: cannot be read: {error}") from error
+    base_dir = os.path.dirname(os.path.abspath(name))
+    return _build(parse_config(text, name=name, base_dir=base_dir))
+
+
+def config_to_json(config: Config) -> str:
+    return _ADAPTER.dump_json(config).decode()
+
+
+def config_from_json(text: str) -> Config:
+    """The inverse of `config_to_json`, exactly; ConfigError for anything else."""
+    try:
+        return _ADAPTER.validate_json(text, strict=True)
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, detail["loc"])) or "all" for detail in error.errors())
+        raise ConfigError(
+            f"the service's config as JSON does not fit this version (fields: {fields}); "
+            "run the same version on every node"
+        ) from None
+
+
+def _build(file: ConfigFile) -> Config:
+    return Config(
+        job=file.job,
+        sources=tuple(
+            SourceFiles(
+                name=source.name,
+                jsonl=tuple(source.jsonl),
+                images=tuple(source.images),
+                layout=source.layout,
+                placeholder=source.placeholder,
+            )
+            for source in file.sources
+        ),
+        text=TextSettings(
+            tokenizer=file.tokenizer.file,
+            template=file.tokenizer.template,
+            loss=file.tokenizer.loss,
+            placeholder=next(
+                (s.placeholder for s in file.sources if s.layout != "text"),
+                file.sources[0].placeholder,
+            ),
+        ),
+        plan=_build_plan(file),
+        index_dir=file.index_dir,
+        state_dir=file.state_dir,
+        staging=StagingSettings(**file.staging.model_dump()),
+        workers=WorkerSettings(**file.workers.model_dump()),
+        serving=ServingSettings(**file.serving.model_dump()),
+        errors=ErrorPolicy(**file.errors.model_dump()),
+        ranks_per_node=file.ranks_per_node,
+    )
+
+
+def _build_plan(file: ConfigFile) -> PlanSettings:
+    endless = file.plan.epochs is None
+    vision = file.vision
+    return PlanSettings(
+        sources=tuple(
+            SourceShare(
+                name=source.name,
+                weight=(source.weight or "1") if endless else None,
+                repeat=source.repeat or "1",
+            )
+            for source in file.sources
+        ),
+        vision=VisionRules(
+            **vision.model_dump(exclude={"mean", "std"}),
+            mean=(vision.mean[0], vision.mean[1], vision.mean[2]),
+            std=(vision.std[0], vision.std[1], vision.std[2]),
+        ),
+        balance=BalanceSettings(**file.balance.model_dump()),
+        **file.plan.model_dump(),
+    )
+
+
+def _masked_tree(key: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _masked_tree(name, inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked_tree(key, inner) for inner in value]
+    return masked(key, value)

@@ -1,0 +1,78 @@
+"""How single values of the YAML file are read and printed: paths, sizes, exact numbers, secrets.
+
+Invariants: a wrong value is a ValueError whose text completes "key: ..."; nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from fractions import Fraction
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
+_UNITS = {"": 1} | {
+    prefix + infix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for infix, base in (("", 1000), ("i", 1024))
+}
+_SECRET_KEY = re.compile(r"(^|_)(secret|password|passwd|credentials?|token|token_file|key)$", re.I)
+_URL_SECRETS = (
+    re.compile(r"(?<=://)[^/@\s]+(?=@)"),
+    re.compile(
+        r"(?<=[?&])([^=&\s]*(?:sig|token|secret|key|password|credential)[^=&\s]*=)[^&\s]+", re.I
+    ),
+)
+
+
+def masked(key: str, value: object) -> object:
+    """`value` as it may be printed: secrets by key name, and those inside URLs, become ***."""
+    if _SECRET_KEY.search(key):
+        return "***"
+    if isinstance(value, str):
+        value = _URL_SECRETS[0].sub("***", value)
+        return _URL_SECRETS[1].sub(r"\1***", value)
+    return value
+
+
+def expand_path(value: str, base_dir: str) -> str:
+    """`$VAR`, `${VAR}` and `~` replaced, then made absolute below `base_dir`; URLs stay URLs."""
+
+    def variable(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in os.environ:
+            raise ValueError(f"the environment variable {name} is not set (in {value!r})")
+        return os.environ[name]
+
+    expanded = _VARIABLE.sub(variable, value)
+    if not expanded:
+        raise ValueError(f"is empty{f' after {value!r} was expanded' if value else ''}")
+    if "://" in expanded:
+        return expanded
+    expanded = os.path.expanduser(expanded)
+    if expanded.startswith("~"):
+        raise ValueError(f"no home directory is known for {expanded.split('/')[0]!r}")
+    return os.path.normpath(os.path.join(base_dir, expanded))
+
+
+def parse_size(value: object) -> object:
+    """Bytes from an integer or a text such as "512 MiB" or "20 GB"."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError('should be a size in bytes, such as 1000000, "512 MiB" or "20 GB"')
+    return int(Fraction(match[1]) * _UNITS[match[2].lower()])
+
+
+def exact(value: object) -> str:
+    """A YAML number or text as the exact decimal or fraction that stands in the file."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError('should be a number or a fraction, such as 0.3 or "1/3"')
+    try:
+        positive = Fraction(str(value)) > 0
+    except (ValueError, ZeroDivisionError):
+        raise ValueError('should be a number or a fraction, such as 0.3 or "1/3"') from None
+    if not positive:
+        raise ValueError("should be above 0; to leave a source out, take it off the list")
+    return str(value)

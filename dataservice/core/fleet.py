@@ -1,0 +1,53 @@
+"""Which stagers and workers to start and stop, from what is alive and what is wanted.
+
+Invariants: one stager a data node; workers spread evenly over data nodes; nothing is placed on a
+node that is suspected dead; the same picture always gives the same decision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetChange:
+    start_stagers: tuple[str, ...]
+    """Nodes that need a stager."""
+    start_workers: tuple[str, ...]
+    """One entry a worker to start: the node it goes to."""
+    drain_workers: tuple[str, ...]
+    """Worker ids to drain."""
+
+
+def plan_fleet(
+    *,
+    nodes: Sequence[str],
+    stagers: Sequence[str],
+    workers: Mapping[str, str],
+    target: int,
+) -> FleetChange:
+    """`nodes`: usable data nodes; `stagers`: nodes that have one; `workers`: id -> node of the live
+    ones that are not draining; `target`: how many workers there should be."""
+    load = Counter(dict.fromkeys(nodes, 0))
+    for node in workers.values():
+        if node in load:
+            load[node] += 1
+    start: list[str] = []
+    for _ in range(max(0, target - len(workers)) if nodes else 0):
+        node = min(sorted(load), key=lambda n: load[n])
+        load[node] += 1
+        start.append(node)
+    left = dict(workers)
+    drain: list[str] = []
+    while len(left) > target:
+        crowd = Counter(left.values())
+        worker = max(left, key=lambda w: (crowd[left[w]], w))
+        del left[worker]
+        drain.append(worker)
+    return FleetChange(
+        start_stagers=tuple(n for n in sorted(nodes) if n not in stagers),
+        start_workers=tuple(start),
+        drain_workers=tuple(drain),
+    )

@@ -1,0 +1,88 @@
+"""The resolved description of one pack: all that a worker needs to build its bytes, no index.
+
+Invariants: plain integers and strings only; two workers given equal specs build equal bytes.
+A spec is about a kilobyte; shards are named once in `PackSpec.shards` and referred to by number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PackId = str  # "<lane>.<window>.<number in window>", or "pad" for an empty pack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRef:
+    """One file, as it was when indexed."""
+
+    source: str
+    name: str
+    """Name within the source, unique there (path below the source's common root)."""
+    url: str
+    """Where the origin is: a local path or an fsspec URL."""
+    size_bytes: int
+    mtime_ns: int
+    """0 where the store has no mtime."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSpec:
+    shard: int
+    """Number of the archive in `PackSpec.shards`; a file of an image folder is its own shard."""
+    member: str
+    offset: int
+    """Of the member's local header in a zip; 0 for a plain file."""
+    stored_bytes: int
+    size_bytes: int
+    method: int
+    """Zip compression method: 0 stored, 8 deflate; -1 for a plain file."""
+    crc32: int
+    """-1 where unknown (a plain file)."""
+    width: int
+    """Upright, before the resize, as the header says."""
+    height: int
+    target_width: int
+    target_height: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemSpec:
+    """A sample, or one piece of a text-only sample that is longer than a pack."""
+
+    key: str
+    """Sample key: "<source>/<shard name>@<byte offset>"."""
+    source: str
+    layout: str
+    """Record layout found by the index, such as "llava"."""
+    shard: int
+    """Number of the JSONL file in `PackSpec.shards`."""
+    offset: int
+    length: int
+    """Of the record in bytes, without its line end."""
+    crc32: int
+    """Of those bytes."""
+    start: int
+    """First token of the piece; 0 for a whole sample."""
+    stop: int
+    """One past the last token; the sample's whole length for a whole sample."""
+    total_tokens: int
+    """Length of the whole sample in tokens, image tokens included; checked when built."""
+    images: tuple[ImageSpec, ...]
+
+    @property
+    def piece_key(self) -> str:
+        """The sample key, with "[start:stop]" behind it when the item is one piece of the sample."""
+        if (self.start, self.stop) == (0, self.total_tokens):
+            return self.key
+        return f"{self.key}[{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackSpec:
+    pack_id: PackId
+    pack_length: int
+    shards: tuple[ShardRef, ...]
+    items: tuple[ItemSpec, ...]
+    """In the order in which they stand in the pack. Empty for a padding pack."""
+    num_tokens: int
+    num_patches: int

@@ -1,0 +1,111 @@
+"""The one exception tree of the project.
+
+    DataServiceError
+    |-- ConfigError            a setting is wrong (also a ValueError)
+    |-- DataError              one record, member or picture is bad; carries where
+    |   |-- RecordError        a JSONL record cannot be read
+    |   |-- ArchiveError       a zip archive or member cannot be read
+    |   `-- ImageError         a picture cannot be decoded
+    |-- StaleIndexError        a shard changed after it was indexed
+    |-- StorageError           a read failed in a way that may pass (retry elsewhere)
+    |   `-- StorageTimeout     a read did not end within its deadline
+    |-- WireError              bytes that are not a valid message or frame of ours
+    |-- ResumeRefused          a cursor cannot be continued exactly (also a ValueError)
+    |-- SessionFenced          a newer run of the trainer reads this job
+    |-- HoleBudgetExceeded     more holes than the error policy allows
+    |-- ServiceUnavailable     nobody answers; the cursor is intact
+    `-- DeadlineExceeded       a wait ended at its deadline (also a TimeoutError)
+
+User errors name the field, the value and the remedy. Data errors carry source, shard and sample.
+"""
+
+from __future__ import annotations
+
+
+class DataServiceError(Exception):
+    """Base of every error the service or the client raises on purpose."""
+
+
+class ConfigError(DataServiceError, ValueError):
+    """A setting is wrong; the text names the field, its value and the remedy."""
+
+
+class DataError(DataServiceError):
+    """One piece of data is bad; `where` says which, `reason` says why, for a person."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        source: str = "",
+        shard: str = "",
+        sample: str = "",
+        member: str = "",
+    ) -> None:
+        self.reason = reason
+        self.source = source
+        self.shard = shard
+        self.sample = sample
+        self.member = member
+        super().__init__(reason)
+
+    @property
+    def where(self) -> str:
+        named = (
+            ("source", self.source),
+            ("shard", self.shard),
+            ("sample", self.sample),
+            ("member", self.member),
+        )
+        return ", ".join(f"{name} {value}" for name, value in named if value)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}" if self.where else self.reason
+
+
+class RecordError(DataError):
+    """A JSONL record cannot be read."""
+
+
+class ArchiveError(DataError):
+    """A zip archive or one of its members cannot be read."""
+
+
+class ImageError(DataError):
+    """A picture cannot be decoded."""
+
+
+class StaleIndexError(DataServiceError):
+    """A shard changed after it was indexed; the text names the shard and the remedy."""
+
+
+class StorageError(DataServiceError):
+    """A read failed in a way that may pass; it is retried, then tried by another worker."""
+
+
+class StorageTimeout(StorageError):
+    """A read did not end within its deadline."""
+
+
+class WireError(DataServiceError):
+    """Bytes that are not a valid message or frame of ours."""
+
+
+class ResumeRefused(DataServiceError, ValueError):
+    """A cursor cannot be continued exactly; the text gives both values and the remedy."""
+
+
+class SessionFenced(DataServiceError):
+    """A newer run of the trainer reads this job; this client must stop."""
+
+
+class HoleBudgetExceeded(DataServiceError):
+    """More holes than the error policy allows; the text names the worst shard."""
+
+
+class ServiceUnavailable(DataServiceError):
+    """Nobody answers at the endpoint; the client's cursor is intact."""
+
+
+class DeadlineExceeded(DataServiceError, TimeoutError):
+    """A wait ended at its deadline; the text says who waited for what for how long."""

@@ -1,0 +1,347 @@
+"""Builds the arrays of one pack from its spec: reads, decodes, renders, masks.
+
+Invariants: the bytes are a function of the spec, the shards' content, the settings and the holes
+alone, whatever thread comes first; the layout never depends on whether a picture could be had; a
+hole is zeros in the picture's patches and -100 in all labels of its sample; nothing writes into
+the arrays after `build_pack` returned. Pictures are read and decoded largest first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
+from dataservice.core.vision import VisionRules
+from dataservice.errors import (
+    ArchiveError,
+    DeadlineExceeded,
+    ImageError,
+    RecordError,
+    StaleIndexError,
+    StorageError,
+    StorageTimeout,
+)
+from dataservice.pipeline.images import DecodeLimits, decode_pixels, patchify
+from dataservice.pipeline.pool import BuildPools, Job
+from dataservice.pipeline.text import Rendered, TextRenderer
+from dataservice.storage.records import parse_record
+from dataservice.storage.zips import read_member
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+IGNORE = -100
+"""The label of a token without loss."""
+
+
+class Reader(Protocol):
+    """`storage.objects.ShardReader`, or a fake."""
+
+    def read(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltPack:
+    """T = pack length, D = documents, N = images, P = patches, F = 3 * patch * patch.
+
+    arrays: input_ids int32 [T]; labels int32 [T], unshifted, -100 where there is no loss;
+    cu_seqlens int32 [D + 1], padding is its own last segment; pixel_values uint8 [P, F];
+    image_grid_thw int32 [N, 3] in patches; image_doc_ids int32 [N].
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    meta: dict[str, Any]
+    """pack_id, sample_keys (ItemSpec.piece_key), num_docs (padding not counted), holes
+    ("<hole key>: <reason>")."""
+    new_holes: dict[str, str]
+    """Hole key to reason and place, of the holes that were not known before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Picture:
+    key: str
+    """Hole key: "<sample key>#<number of the image in the sample>"."""
+    item: int
+    spec: ImageSpec
+    patches: slice
+
+
+class _Cancelled(Exception):
+    """The build that wanted this picture has failed already."""
+
+
+def hole_key(sample_key: str, image: int) -> str:
+    return f"{sample_key}#{image}"
+
+
+def build_pack(
+    spec: PackSpec,
+    *,
+    reader: Reader,
+    renderer: TextRenderer,
+    rules: VisionRules,
+    holes: Mapping[str, str],
+    storage_holes: bool,
+    limits: DecodeLimits,
+    pool: BuildPools,
+) -> BuiltPack:
+    """Builds the pack; safe to call from several threads with one pool.
+
+    `holes` are the known ones: their pictures are not read. A damaged picture, or one that takes
+    too long to decode, becomes a new hole; one whose read fails only with `storage_holes`.
+
+    Raises StaleIndexError when a shard is not what the index saw, StorageError (StorageTimeout)
+    when a read fails in a way that may pass, ValueError for a spec that contradicts itself.
+    """
+    _check_spec(spec, rules)
+    pictures = _pictures(spec, rules)
+    pixels = np.zeros((spec.num_patches, 3 * rules.patch * rules.patch), np.uint8)
+    build = _Build(spec, reader, renderer, rules, limits, pool)
+    try:
+        build.start_pictures([p for p in pictures if p.key not in holes], pixels)
+        texts = build.start_texts()
+        rendered = build.finish_texts(texts)
+        new_holes = build.finish_pictures(storage_holes)
+    finally:
+        build.cancel()
+    all_holes = {**holes, **new_holes}
+    lost = [p for p in pictures if p.key in all_holes]
+    for picture in lost:  # a sample may stand in a pack twice, and fail once
+        pixels[picture.patches] = 0
+    arrays = _text_arrays(spec, rendered, renderer.pad_token, {p.item for p in lost})
+    arrays["pixel_values"] = pixels
+    arrays["image_grid_thw"] = np.array(
+        [[1, *_grid(p.spec, rules)] for p in pictures], np.int32
+    ).reshape(-1, 3)
+    arrays["image_doc_ids"] = np.array([p.item for p in pictures], np.int32)
+    meta = {
+        "pack_id": spec.pack_id,
+        "sample_keys": [item.piece_key for item in spec.items],
+        "num_docs": len(spec.items),
+        "holes": [f"{p.key}: {all_holes[p.key]}" for p in lost],
+    }
+    return BuiltPack(arrays=arrays, meta=meta, new_holes=new_holes)
+
+
+class _Build:
+    """The tasks of one pack in the pools."""
+
+    def __init__(
+        self,
+        spec: PackSpec,
+        reader: Reader,
+        renderer: TextRenderer,
+        rules: VisionRules,
+        limits: DecodeLimits,
+        pool: BuildPools,
+    ) -> None:
+        self._spec = spec
+        self._reader = reader
+        self._renderer = renderer
+        self._rules = rules
+        self._limits = limits
+        self._pool = pool
+        self._cancelled = False
+        self._reads: list[Job[Any]] = []
+        self._decodes: list[Job[Any]] = []
+        self._waiting: list[tuple[_Picture, Job[Job[None]]]] = []
+
+    def start_texts(self) -> list[Job[list[Rendered]]]:
+        """Deals the items to as many tasks as there are threads: item i is in task i % count."""
+        items, count = self._spec.items, self._pool.reads.num_threads
+        return [
+            self._read(partial(self._render_all, items[i::count]), commit=_as_it_is)
+            for i in range(min(count, len(items)))
+        ]
+
+    def finish_texts(self, jobs: list[Job[list[Rendered]]]) -> list[Rendered]:
+        parts = []
+        for job in jobs:
+            try:
+                parts.append(self._pool.reads.result(job))
+            except DeadlineExceeded as error:
+                raise StorageTimeout(
+                    f"reading the records of pack {self._spec.pack_id} {error}"
+                ) from error
+        return [parts[i % len(parts)][i // len(parts)] for i in range(len(self._spec.items))]
+
+    def start_pictures(self, pictures: list[_Picture], pixels: NDArray[np.uint8]) -> None:
+        for picture in sorted(pictures, key=lambda p: -p.spec.width * p.spec.height):
+            job = self._read(
+                partial(self._read_image, picture.spec),
+                commit=partial(self._start_decode, picture.spec, pixels[picture.patches]),
+            )
+            self._waiting.append((picture, job))
+
+    def finish_pictures(self, storage_holes: bool) -> dict[str, str]:
+        """The new holes."""
+        found: dict[str, str] = {}
+        for picture, job in self._waiting:
+            try:
+                self._finish_picture(picture, job)
+            except (ArchiveError, ImageError) as error:
+                found[picture.key] = f"{error.reason} ({self._place(picture)})"
+            except StorageError as error:
+                if not storage_holes:
+                    raise
+                found[picture.key] = f"could not be read: {error} ({self._place(picture)})"
+        return found
+
+    def _place(self, picture: _Picture) -> str:
+        shard = self._spec.shards[picture.spec.shard]
+        return f"{picture.spec.member} in {shard.source}/{shard.name}"
+
+    def cancel(self) -> None:
+        """Takes back what has not started; finished builds have nothing left to take back."""
+        self._cancelled = True
+        self._pool.reads.cancel(self._reads)
+        self._pool.decodes.cancel(self._decodes)
+
+    def _read(self, compute: Callable[[], S], commit: Callable[[S], T]) -> Job[T]:
+        job = self._pool.reads.submit(
+            compute, commit=commit, deadline_s=self._limits.read_deadline_s
+        )
+        self._reads.append(job)
+        return job
+
+    def _start_decode(self, image: ImageSpec, out: NDArray[np.uint8], data: bytes) -> Job[None]:
+        """Runs as the commit of the read, so a read that was given up starts no decode."""
+        if self._cancelled:
+            raise _Cancelled
+        job = self._pool.decodes.submit(
+            partial(decode_pixels, data, image, self._limits),
+            commit=lambda pixels: patchify(pixels, self._rules, out),
+            deadline_s=self._limits.deadline_s,
+        )
+        self._decodes.append(job)
+        return job
+
+    def _finish_picture(self, picture: _Picture, job: Job[Job[None]]) -> None:
+        try:
+            decode = self._pool.reads.result(job)
+        except DeadlineExceeded as error:
+            raise StorageTimeout(f"reading {self._place(picture)} {error}") from error
+        try:
+            self._pool.decodes.result(decode)
+        except DeadlineExceeded as error:
+            raise ImageError(f"decode {error}") from error
+
+    def _read_image(self, image: ImageSpec) -> bytes:
+        shard = self._spec.shards[image.shard]
+        return read_member(self._reader.read, image, shard)
+
+    def _render_all(self, items: Sequence[ItemSpec]) -> list[Rendered]:
+        return [self._render(item) for item in items]
+
+    def _render(self, item: ItemSpec) -> Rendered:
+        """The tokens of the whole sample, checked against what the index counted."""
+        shard = self._spec.shards[item.shard]
+        line = self._reader.read(shard, item.offset, item.length)
+        if len(line) != item.length or zlib.crc32(line) != item.crc32:
+            raise _stale(item, shard, "the record's bytes are others than those indexed")
+        placeholder = self._renderer.settings.placeholder
+        try:
+            record = parse_record(line, layout=item.layout, placeholder=placeholder)
+        except RecordError as error:
+            raise _stale(item, shard, f"the record cannot be read: {error.reason}") from error
+        if len(record.images) != len(item.images):
+            raise _stale(
+                item,
+                shard,
+                f"the record has {len(record.images)} images, the index {len(item.images)}",
+            )
+        merged = self._rules.merge * self._rules.merge
+        sizes = [_num_patches(image, self._rules) // merged for image in item.images]
+        try:
+            rendered = self._renderer.render(record, sizes)
+        except RecordError as error:
+            raise _stale(item, shard, error.reason) from error
+        if len(rendered.ids) != item.total_tokens:
+            raise _stale(
+                item,
+                shard,
+                f"the record has {len(rendered.ids)} tokens, the index {item.total_tokens}",
+            )
+        return rendered
+
+
+def _as_it_is(rendered: list[Rendered]) -> list[Rendered]:
+    return rendered
+
+
+def _stale(item: ItemSpec, shard: ShardRef, what: str) -> StaleIndexError:
+    return StaleIndexError(
+        f"sample {item.key} in {shard.url}: {what}; "
+        "the file or the settings changed, run `dataservice index` again"
+    )
+
+
+def _grid(image: ImageSpec, rules: VisionRules) -> tuple[int, int]:
+    return image.target_height // rules.patch, image.target_width // rules.patch
+
+
+def _num_patches(image: ImageSpec, rules: VisionRules) -> int:
+    rows, columns = _grid(image, rules)
+    return rows * columns
+
+
+def _pictures(spec: PackSpec, rules: VisionRules) -> list[_Picture]:
+    """In pack order, each with its place in the pixel array."""
+    pictures, start = [], 0
+    for number, item in enumerate(spec.items):
+        for i, image in enumerate(item.images):
+            stop = start + _num_patches(image, rules)
+            key = hole_key(item.key, i)
+            pictures.append(_Picture(key=key, item=number, spec=image, patches=slice(start, stop)))
+            start = stop
+    return pictures
+
+
+def _check_spec(spec: PackSpec, rules: VisionRules) -> None:
+    def refuse(what: str) -> None:
+        raise ValueError(f"spec of pack {spec.pack_id}: {what}")
+
+    factor = rules.patch * rules.merge
+    num_patches = 0
+    for item in spec.items:
+        if not 0 <= item.start < item.stop <= item.total_tokens:
+            refuse(f"{item.key} has no tokens {item.start}:{item.stop} of {item.total_tokens}")
+        if item.images and (item.start, item.stop) != (0, item.total_tokens):
+            refuse(f"{item.key} has images and is cut")
+        for image in item.images:
+            if image.target_height % factor or image.target_width % factor:
+                size = f"{image.target_width}x{image.target_height}"
+                refuse(f"{image.member} is planned as {size}, not in multiples of {factor}")
+            num_patches += _num_patches(image, rules)
+    num_tokens = sum(item.stop - item.start for item in spec.items)
+    if num_tokens != spec.num_tokens or num_tokens > spec.pack_length:
+        refuse(f"{num_tokens} tokens, said {spec.num_tokens}, length {spec.pack_length}")
+    if num_patches != spec.num_patches:
+        refuse(f"{num_patches} patches, said {spec.num_patches}")
+
+
+def _text_arrays(
+    spec: PackSpec, rendered: list[Rendered], pad_token: int, masked: set[int]
+) -> dict[str, NDArray[Any]]:
+    """`masked` are the numbers of the items with a hole."""
+    ids = np.full(spec.pack_length, pad_token, np.int32)
+    labels = np.full(spec.pack_length, IGNORE, np.int32)
+    bounds = [0]
+    for number, (item, document) in enumerate(zip(spec.items, rendered, strict=True)):
+        piece = slice(item.start, item.stop)
+        place = slice(bounds[-1], bounds[-1] + item.stop - item.start)
+        ids[place] = document.ids[piece]
+        if number not in masked:
+            np.copyto(labels[place], document.ids[piece], where=document.loss[piece])
+            labels[place.start] = IGNORE
+        bounds.append(place.stop)
+    if bounds[-1] < spec.pack_length:
+        bounds.append(spec.pack_length)
+    return {"input_ids": ids, "labels": labels, "cu_seqlens": np.array(bounds, np.int32)}

@@ -1,0 +1,117 @@
+"""The asyncio twins of rpc.client, for the workers and stagers.
+
+Invariants: as in rpc.client: every call has a deadline and ends in a message or in an error of
+dataservice.errors; a client belongs to the event loop it is first used in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dataservice.errors import ServiceUnavailable
+from dataservice.rpc.channel import (
+    COORDINATOR_OPTIONS,
+    DATA_OPTIONS,
+    STREAM_PACK,
+    Options,
+    coordinator_method,
+)
+from dataservice.rpc.failures import error_of
+from dataservice.wire.messages import StreamPack
+from dataservice.wire.schema import decode, encode
+
+__all__ = ["AsyncCoordinatorClient", "AsyncDataClient"]
+
+
+class _AsyncClient:
+    def __init__(self, endpoint: str, options: Options) -> None:
+        self.endpoint = endpoint
+        self._options = options
+        self._closed = False
+        self._channel: Any = None
+
+    def _open_channel(self, call: str) -> Any:
+        if self._closed:
+            raise ServiceUnavailable(f"{call}: the client is closed")
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.endpoint, options=self._options)
+        return self._channel
+
+    def _raise_if_closed(self, call: str) -> None:
+        """Tells `close()`, which grpc.aio shows as CancelledError too, from a cancelled task."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise ServiceUnavailable(f"{call}: the client was closed meanwhile") from None
+
+    async def close(self) -> None:
+        """Ends the channel and every call on it; idempotent."""
+        self._closed = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+
+class AsyncCoordinatorClient(_AsyncClient):
+    """See rpc.client.CoordinatorClient."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint, COORDINATOR_OPTIONS)
+
+    async def call(self, request: object, timeout_s: float) -> Any:
+        """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
+        method, response_type = coordinator_method(request)
+        call = f"{method.rpartition('/')[2]} at {self.endpoint}"
+        invoke = self._open_channel(call).unary_unary(method)
+        try:
+            data = await invoke(encode(request), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error, call, timeout_s) from None
+        except asyncio.CancelledError:
+            self._raise_if_closed(call)
+            raise
+        return decode(response_type, data)
+
+
+class AsyncDataClient(_AsyncClient):
+    """See rpc.client.DataClient."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint, DATA_OPTIONS)
+
+    async def stream_pack(self, request: StreamPack, timeout_s: float) -> AsyncIterator[bytes]:
+        """The frames of a pack; `timeout_s` bounds the whole stream."""
+        call = f"StreamPack {request.pack_id} at {self.endpoint}"
+        stream = self._open_channel(call).unary_stream(STREAM_PACK)(
+            encode(request), timeout=timeout_s
+        )
+        try:
+            async for frame in stream:
+                yield frame
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error, call, timeout_s) from None
+        except asyncio.CancelledError:
+            self._raise_if_closed(call)
+            raise
+        finally:
+            stream.cancel()
+
+
+def _failure(error: grpc.aio.AioRpcError, call: str, timeout_s: float) -> Exception:
+    return error_of(
+        code=error.code(),
+        details=error.details(),
+        metadata=error.trailing_metadata(),
+        call=call,
+        timeout_s=timeout_s,
+    )

@@ -1,0 +1,149 @@
+"""Blocking clients of the coordinator and of workers; import only grpc, msgpack, zstandard, numpy.
+
+Invariants:
+- every call has a deadline and ends in a message or in an error of dataservice.errors:
+  ServiceUnavailable when nobody answers or the client was closed, DeadlineExceeded at the
+  deadline, otherwise the class that the service raised;
+- safe from several threads: `close()` in one makes a call blocked in another raise;
+- a client belongs to the process that made it: gRPC does not survive a fork, so a use after one is
+  refused with a ConfigError instead of hanging.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from dataservice.errors import ConfigError, ServiceUnavailable
+from dataservice.rpc.channel import (
+    COORDINATOR_OPTIONS,
+    DATA_OPTIONS,
+    STREAM_PACK,
+    Options,
+    coordinator_method,
+)
+from dataservice.rpc.failures import error_of
+from dataservice.wire.messages import StreamPack
+from dataservice.wire.schema import decode, encode
+
+__all__ = ["CoordinatorClient", "DataClient", "PackFrames"]
+
+
+class _Client:
+    """A channel with an owner: one process, closed once."""
+
+    def __init__(self, endpoint: str, options: Options) -> None:
+        self.endpoint = endpoint
+        self._pid = os.getpid()
+        self._closed = False
+        self._channel = grpc.insecure_channel(endpoint, options=options)
+
+    def _open_channel(self, call: str) -> Any:
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                f"{call}: the client was made in process {self._pid} and is used in process "
+                f"{os.getpid()} after a fork, which gRPC does not survive; make it in the process "
+                "that uses it (num_workers=0, or the spawn start method)"
+            )
+        if self._closed:
+            raise ServiceUnavailable(f"{call}: the client is closed")
+        return self._channel
+
+    def close(self) -> None:
+        """Ends the channel and every call on it; idempotent, from any thread."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._channel.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class CoordinatorClient(_Client):
+    """The coordinator's methods, one request message each (messages.COORDINATOR_METHODS)."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint, COORDINATOR_OPTIONS)
+
+    def call(self, request: object, timeout_s: float) -> Any:
+        """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
+        method, response_type = coordinator_method(request)
+        call = f"{method.rpartition('/')[2]} at {self.endpoint}"
+        invoke = _invocation(self._open_channel(call), "unary_unary", method, call)
+        try:
+            data = invoke(encode(request), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _failure(error, call, timeout_s) from None
+        except ValueError as error:  # grpc's word for a channel closed by another thread
+            raise ServiceUnavailable(f"{call}: {error}") from None
+        return decode(response_type, data)
+
+
+class DataClient(_Client):
+    """The packs of one worker."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint, DATA_OPTIONS)
+
+    def stream_pack(self, request: StreamPack, timeout_s: float) -> PackFrames:
+        """Starts the stream of a pack's frames (wire.codec.PackDecoder reads them).
+
+        `timeout_s` bounds the whole stream, the time the worker needs to build included.
+        """
+        call = f"StreamPack {request.pack_id} at {self.endpoint}"
+        invoke = _invocation(self._open_channel(call), "unary_stream", STREAM_PACK, call)
+        try:
+            stream = invoke(encode(request), timeout=timeout_s)
+        except ValueError as error:
+            raise ServiceUnavailable(f"{call}: {error}") from None
+        return PackFrames(stream, call, timeout_s)
+
+
+class PackFrames(Iterator[bytes]):
+    """Frames of one pack as they arrive; the worker sends only a few ahead of the reader."""
+
+    def __init__(self, stream: Any, call: str, timeout_s: float) -> None:
+        self._stream = stream
+        self._call = call
+        self._timeout_s = timeout_s
+
+    def __next__(self) -> bytes:
+        try:
+            frame: bytes = next(self._stream)
+        except grpc.RpcError as error:
+            raise _failure(error, self._call, self._timeout_s) from None
+        return frame
+
+    def cancel(self) -> None:
+        """Ends the stream at both ends; idempotent, from any thread."""
+        self._stream.cancel()
+
+    def __enter__(self) -> PackFrames:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.cancel()
+
+
+def _invocation(channel: Any, kind: str, method: str, call: str) -> Any:
+    try:
+        return getattr(channel, kind)(method)
+    except ValueError as error:  # grpc's word for a channel closed by another thread
+        raise ServiceUnavailable(f"{call}: {error}") from None
+
+
+def _failure(error: Any, call: str, timeout_s: float) -> Exception:
+    return error_of(
+        code=error.code(),
+        details=error.details(),
+        metadata=error.trailing_metadata(),
+        call=call,
+        timeout_s=timeout_s,
+    )

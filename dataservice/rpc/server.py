@@ -1,0 +1,282 @@
+"""The gRPC server (asyncio) of a coordinator, of a worker, or of both on one port.
+
+Invariants:
+- the services are Protocols over messages; nothing above this module sees gRPC;
+- a request that cannot be decoded is answered INVALID_ARGUMENT (WireError); a DataServiceError
+  reaches the caller as its own class; any other exception is logged with its traceback and
+  answered INTERNAL; no request is left without an answer;
+- a stream is written frame by frame, each only when HTTP/2 flow control takes it: a reader that
+  pauses leaves the generator a few frames ahead, and one that goes away closes it;
+- plain text is served on loopback only, unless the caller says `insecure`;
+- one server a port: a second one fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from dataservice.errors import ConfigError, DataServiceError, WireError
+from dataservice.rpc.channel import COORDINATOR_SERVICE, DATA_SERVICE, SERVER_OPTIONS
+from dataservice.rpc.failures import status_of
+from dataservice.wire.codec import MAX_FRAME_BYTES
+from dataservice.wire.messages import (
+    COORDINATOR_METHODS,
+    Assignment,
+    GetAssignment,
+    GetStatus,
+    GetSteps,
+    HolesDecided,
+    Ok,
+    OpenSession,
+    PackFailed,
+    Progress,
+    PullStaging,
+    PullWork,
+    RegisterStager,
+    RegisterWorker,
+    ReportHoles,
+    Scaled,
+    ScaleWorkers,
+    SessionOpened,
+    StagerRegistered,
+    Staging,
+    StatusReport,
+    Steps,
+    StreamPack,
+    Work,
+    WorkerRegistered,
+)
+from dataservice.wire.schema import decode, encode
+
+__all__ = ["CoordinatorService", "DataService", "RunningServer", "start_server"]
+
+_LOG = logging.getLogger(__name__)
+
+Handler = Callable[[bytes, Any], Awaitable[Any]]
+
+
+class CoordinatorService(Protocol):
+    """What the coordinator answers; one coroutine a method of messages.COORDINATOR_METHODS.
+
+    A coroutine is cancelled when its caller goes away or the caller's deadline passes.
+    """
+
+    async def open_session(self, request: OpenSession) -> SessionOpened: ...
+
+    async def get_steps(self, request: GetSteps) -> Steps: ...
+
+    async def report_progress(self, request: Progress) -> Ok: ...
+
+    async def register_worker(self, request: RegisterWorker) -> WorkerRegistered: ...
+
+    async def pull_work(self, request: PullWork) -> Work: ...
+
+    async def get_assignment(self, request: GetAssignment) -> Assignment: ...
+
+    async def report_holes(self, request: ReportHoles) -> HolesDecided: ...
+
+    async def report_pack_failed(self, request: PackFailed) -> Ok: ...
+
+    async def register_stager(self, request: RegisterStager) -> StagerRegistered: ...
+
+    async def pull_staging(self, request: PullStaging) -> Staging: ...
+
+    async def get_status(self, request: GetStatus) -> StatusReport: ...
+
+    async def scale(self, request: ScaleWorkers) -> Scaled: ...
+
+
+class DataService(Protocol):
+    """What a worker answers."""
+
+    def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
+        """An async generator of the pack's frames; closed early when the reader goes away."""
+        ...
+
+
+class RunningServer:
+    """A started server; stop it in the event loop that started it."""
+
+    def __init__(
+        self, server: Any, health: health_aio.HealthServicer, host: str, port: int
+    ) -> None:
+        self._server = server
+        self._health = health
+        self.host = host
+        self.port = port
+        self.endpoint = _endpoint(host, port)
+        """ "host:port" with the host as bound; a wildcard bind needs a host of the caller's."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Turns health to NOT_SERVING, gives calls `grace_s` to end, ends the rest; idempotent."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+async def start_server(
+    *,
+    coordinator: CoordinatorService | None = None,
+    data: DataService | None = None,
+    bind: str = "127.0.0.1:0",
+    insecure: bool = False,
+) -> RunningServer:
+    """Serves the given services, and grpc.health.v1 ("" and each service's name), on `bind`.
+
+    `bind` is "host:port" or "[v6 address]:port"; port 0 takes a free one. ConfigError for a bind
+    that is malformed, not loopback without `insecure`, or already in use.
+    """
+    if coordinator is None and data is None:
+        raise ValueError("start_server needs a coordinator, a data service, or both")
+    host, port = _checked_bind(bind, insecure=insecure)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    health = health_aio.HealthServicer()
+    if coordinator is not None:
+        await _add_service(server, health, COORDINATOR_SERVICE, _coordinator_handlers(coordinator))
+    if data is not None:
+        handler = grpc.unary_stream_rpc_method_handler(_stream_handler(data))
+        await _add_service(server, health, DATA_SERVICE, {"StreamPack": handler})
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    try:
+        bound = server.add_insecure_port(_endpoint(host, port))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {_endpoint(host, port)}: the port is in use or the address is not "
+            f"of this machine; choose another, or port 0 for a free one ({error})"
+        ) from None
+    await server.start()
+    return RunningServer(server, health, host, bound)
+
+
+async def _add_service(
+    server: Any, health: health_aio.HealthServicer, name: str, handlers: dict[str, Any]
+) -> None:
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+
+# ---- where to listen ----------------------------------------------------------------------------
+
+
+def _checked_bind(bind: str, *, insecure: bool) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/\s]+)):([0-9]{1,5})", bind)
+    if match is None or int(match[3]) > 65535:
+        raise ConfigError(f'bind: {bind!r} is not "host:port"; for instance "127.0.0.1:7070"')
+    host, port = match[1] or match[2], int(match[3])
+    if not _is_loopback(host):
+        if not insecure:
+            raise ConfigError(
+                f"bind: {bind!r} is reachable from other machines, and whoever reaches it reads "
+                "the data; use 127.0.0.1, or say --insecure if the network is private"
+            )
+        _LOG.warning("serving on %s in plain text to whoever reaches it (--insecure)", bind)
+    return host, port
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# ---- handlers -----------------------------------------------------------------------------------
+
+
+def _coordinator_handlers(coordinator: CoordinatorService) -> dict[str, Any]:
+    return {
+        name: grpc.unary_unary_rpc_method_handler(
+            _unary_handler(name, request, response, getattr(coordinator, _snake_case(name)))
+        )
+        for name, (request, response) in COORDINATOR_METHODS.items()
+    }
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _unary_handler(
+    name: str,
+    request_type: type,
+    response_type: type,
+    method: Callable[[Any], Awaitable[Any]],
+) -> Handler:
+    async def handle(data: bytes, context: Any) -> bytes:
+        async with _failures_answered(name, context):
+            response = await method(_request(request_type, data))
+            if type(response) is not response_type:
+                raise TypeError(f"{name} answers {response_type.__name__}, got {response!r:.80}")
+            return _response(response)
+        raise AssertionError("unreachable: a failure aborts the call")
+
+    return handle
+
+
+def _stream_handler(data_service: DataService) -> Handler:
+    async def handle(data: bytes, context: Any) -> None:
+        async with _failures_answered("StreamPack", context):
+            frames = data_service.stream_pack(_request(StreamPack, data))
+            async with _closing(frames):
+                async for frame in frames:
+                    if len(frame) > MAX_FRAME_BYTES:
+                        raise ValueError(f"a frame of {len(frame)} bytes, over {MAX_FRAME_BYTES}")
+                    await context.write(frame)
+
+    return handle
+
+
+@contextlib.asynccontextmanager
+async def _closing(frames: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        close = getattr(frames, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _request(request_type: type, data: bytes) -> Any:
+    return decode(request_type, data)
+
+
+def _response(response: object) -> bytes:
+    try:
+        return encode(response)
+    except WireError as error:  # ours, not the caller's: answered INTERNAL
+        raise TypeError(str(error)) from error
+
+
+@contextlib.asynccontextmanager
+async def _failures_answered(method: str, context: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    except DataServiceError as error:
+        code, details, metadata = status_of(error)
+    except asyncio.CancelledError:
+        raise
+    except grpc.aio.InternalError as error:  # a write after the caller left, before gRPC says so
+        raise asyncio.CancelledError from error
+    except Exception as error:
+        _LOG.exception("%s failed", method)
+        code, metadata = grpc.StatusCode.INTERNAL, ()
+        details = f"{method} failed with {type(error).__name__}; the service's log has the rest"
+    else:
+        return
+    await context.abort(code, details, metadata)

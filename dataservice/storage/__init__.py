@@ -1,0 +1,1 @@
+"""The data that people already have: records, archives, index, staged copies, journal."""

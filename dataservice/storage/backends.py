@@ -1,0 +1,275 @@
+"""Where bytes come from: files of this machine by positioned reads, anything else by fsspec.
+
+Invariants: calls block and are not retried (objects.py adds deadline and retries); a descriptor is
+never closed under a thread that reads it; at most `capacity` descriptors stay open between reads;
+a forked child opens its own. Read errors are OSError or StorageError.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from dataservice.errors import StorageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectStat:
+    size_bytes: int
+    mtime_ns: int
+    """0 where the store has no mtime."""
+    is_folder: bool = False
+
+
+class Backend(Protocol):
+    """One kind of origin; blocking."""
+
+    def stat(self, url: str) -> ObjectStat:
+        """Raises FileNotFoundError."""
+
+    def read(self, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
+        """Up to `size` bytes (fewer only at the end) and what the object was when opened."""
+
+    def forget(self, url: str) -> None:
+        """Open it anew at the next read: what is kept of it may be an older version."""
+
+    def glob(self, pattern: str) -> list[str]:
+        """Full names of the files (not folders) that match, sorted."""
+
+    def close(self) -> None: ...
+
+
+def local_path(url: str) -> str | None:
+    """The path of a local file, None for any other URL."""
+    if url.startswith("file://"):
+        return url[len("file://") :]
+    return None if "://" in url else url
+
+
+class _OpenFile:
+    __slots__ = ("closing", "fd", "readers", "stat")
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.stat = _file_stat(os.fstat(self.fd))
+        self.readers = 0
+        self.closing = False
+
+
+class FileCache:
+    """Open files by path, least recently used closed first."""
+
+    def __init__(self, capacity: int = 128) -> None:
+        self._capacity = capacity
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    def read(self, path: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
+        """Up to `size` bytes, fewer only at the end of the file."""
+        file = self._acquire(path)
+        try:
+            return _pread(file.fd, offset, size), file.stat
+        except OSError:
+            self.discard(path)
+            raise
+        finally:
+            self._release(file)
+
+    def discard(self, path: str) -> None:
+        """Close the file once nobody reads it; the next read opens it anew."""
+        with self._lock:
+            file = self._files.pop(path, None)
+            if file is not None:
+                self._close_when_idle(file)
+
+    def discard_unlinked(self) -> int:
+        """Close files that were removed, so that their space is freed; returns how many."""
+        self._check_fork()
+        with self._lock:
+            gone = [p for p, f in self._files.items() if os.fstat(f.fd).st_nlink == 0]
+            for path in gone:
+                self._close_when_idle(self._files.pop(path))
+        return len(gone)
+
+    def close(self) -> None:
+        self._check_fork()
+        with self._lock:
+            while self._files:
+                self._close_when_idle(self._files.popitem()[1])
+
+    def _check_fork(self) -> None:
+        if os.getpid() != self._pid:
+            inherited = list(self._files.values())
+            self._reset()
+            for file in inherited:
+                os.close(file.fd)
+
+    def _acquire(self, path: str) -> _OpenFile:
+        self._check_fork()
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                file.readers += 1
+                return file
+        opened = _OpenFile(path)
+        with self._lock:
+            file = self._files.setdefault(path, opened)
+            file.readers += 1
+            if file is not opened:
+                os.close(opened.fd)
+            elif len(self._files) > self._capacity:
+                self._close_when_idle(self._files.popitem(last=False)[1])
+        return file
+
+    def _release(self, file: _OpenFile) -> None:
+        with self._lock:
+            file.readers -= 1
+            if file.closing and not file.readers:
+                os.close(file.fd)
+
+    def _close_when_idle(self, file: _OpenFile) -> None:
+        file.closing = True
+        if not file.readers:
+            os.close(file.fd)
+
+
+class LocalBackend:
+    """Files of this machine and what is mounted on it."""
+
+    def __init__(self, *, max_open_files: int = 128) -> None:
+        self._files = FileCache(max_open_files)
+
+    def stat(self, url: str) -> ObjectStat:
+        return _file_stat(os.stat(_path(url)))
+
+    def read(self, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
+        return self._files.read(_path(url), offset, size)
+
+    def forget(self, url: str) -> None:
+        self._files.discard(_path(url))
+
+    def glob(self, pattern: str) -> list[str]:
+        path = os.path.abspath(_path(pattern))
+        found = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+        return sorted(name for name in found if os.path.isfile(name))
+
+    def close(self) -> None:
+        self._files.close()
+
+
+class FsspecBackend:
+    """Every URL that fsspec knows; a store's own client library must be installed."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, ObjectStat] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def stat(self, url: str) -> ObjectStat:
+        info: dict[str, Any] = _wrapped(url, lambda fs, path: fs.info(path))
+        return _fsspec_stat(info)
+
+    def read(self, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
+        stat = self._stat_once(url)
+        end = min(offset + size, stat.size_bytes)
+        if offset >= end:
+            return b"", stat
+        data = _wrapped(url, lambda fs, path: fs.cat_file(path, start=offset, end=end))
+        return bytes(data), stat
+
+    def forget(self, url: str) -> None:
+        with self._lock:
+            self._seen.pop(url, None)
+
+    def glob(self, pattern: str) -> list[str]:
+        def find(fs: Any, path: str) -> list[str]:
+            if fs.isfile(path):
+                return [fs.unstrip_protocol(path)]
+            found = fs.glob(path, detail=True)
+            return sorted(
+                fs.unstrip_protocol(name)
+                for name, info in found.items()
+                if info["type"] != "directory"
+            )
+
+        return list(_wrapped(pattern, find))
+
+    def close(self) -> None:
+        with self._lock:
+            self._seen.clear()
+
+    def _stat_once(self, url: str) -> ObjectStat:
+        with self._lock:
+            stat = self._seen.get(url)
+        if stat is None:
+            stat = self.stat(url)
+            with self._lock:
+                self._seen[url] = stat
+                if len(self._seen) > 4096:
+                    self._seen.popitem(last=False)
+        return stat
+
+
+def _path(url: str) -> str:
+    path = local_path(url)
+    if path is None:
+        raise ValueError(f"not a local path: {url}")
+    return path
+
+
+def _pread(fd: int, offset: int, size: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    if len(data) == size or not data:
+        return data
+    parts = [data]
+    missing = size - len(data)
+    while missing and (data := os.pread(fd, missing, offset + size - missing)):
+        parts.append(data)
+        missing -= len(data)
+    return b"".join(parts)
+
+
+def _file_stat(stat: os.stat_result) -> ObjectStat:
+    folder = (stat.st_mode & 0o170000) == 0o040000
+    return ObjectStat(size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, is_folder=folder)
+
+
+def _wrapped(url: str, call: Any) -> Any:
+    """Run `call(filesystem, path)`; whatever a store's client raises becomes StorageError."""
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+        return call(filesystem, path)
+    except OSError:
+        raise
+    except ImportError as error:
+        raise OSError(f"{url}: {error}") from error
+    except Exception as error:
+        raise StorageError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def _fsspec_stat(info: dict[str, Any]) -> ObjectStat:
+    changed: Any = None
+    for field in ("mtime", "LastModified", "last_modified", "updated", "modified"):
+        changed = info.get(field)
+        if changed is not None:
+            break
+    if isinstance(changed, datetime):
+        mtime_ns = int(changed.timestamp() * 1_000_000) * 1000
+    else:
+        mtime_ns = int(changed * 1e9) if isinstance(changed, int | float) else 0
+    return ObjectStat(
+        size_bytes=int(info.get("size") or 0),
+        mtime_ns=mtime_ns,
+        is_folder=info.get("type") == "directory",
+    )

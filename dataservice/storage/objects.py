@@ -1,0 +1,285 @@
+"""Reads by range with a deadline and retries, from the origin or from a staged copy of a shard.
+
+Invariants: every call ends within its deadline, retries included; only failures that may pass are
+retried (with capped full jitter); what a failed read raises is StorageError (StorageTimeout at the
+deadline), never a bare OSError except FileNotFoundError from `stat`; a shard is read only while it
+is what the index saw (size and mtime), else StaleIndexError.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import os
+import posixpath
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+import tenacity
+
+from dataservice.core.packspec import ShardRef
+from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
+from dataservice.storage.backends import (
+    Backend,
+    FileCache,
+    FsspecBackend,
+    LocalBackend,
+    ObjectStat,
+    local_path,
+)
+from dataservice.storage.deadline import ReaderPool
+
+T = TypeVar("T")
+
+_MAY_PASS = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EIO EAGAIN EBUSY EINTR ESTALE ETIMEDOUT ECONNRESET ECONNABORTED ECONNREFUSED EPIPE"
+        " ENETDOWN ENETUNREACH EHOSTDOWN EHOSTUNREACH EMFILE ENFILE ENOMEM EREMOTEIO"
+    ).split()
+    if hasattr(errno, name)
+)
+_SWEEP_S = 1.0
+
+
+class ObjectStore(Protocol):
+    """Names, sizes and ranges of objects. Every call takes at most `deadline_s` seconds."""
+
+    def stat(self, url: str, *, deadline_s: float) -> ObjectStat:
+        """Raises FileNotFoundError, StorageError."""
+
+    def read(self, url: str, offset: int, size: int, *, deadline_s: float) -> bytes:
+        """Up to `size` bytes, fewer only at the end. Raises FileNotFoundError, StorageError."""
+
+    def glob(self, pattern: str, *, deadline_s: float) -> list[str]:
+        """Full names of matching files, sorted; empty when nothing matches."""
+
+
+class Store:
+    """The real ObjectStore: local paths and fsspec URLs."""
+
+    def __init__(
+        self,
+        *,
+        attempts: int = 4,
+        threads: int = 16,
+        local: Backend | None = None,
+        remote: Backend | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._local = local or LocalBackend()
+        self._remote = remote or FsspecBackend()
+        self._pool = ReaderPool(threads=threads)
+        self._attempts = attempts
+        self._sleep = sleep
+
+    @property
+    def stuck_reads(self) -> int:
+        return self._pool.stuck
+
+    def backend(self, url: str) -> Backend:
+        return self._remote if local_path(url) is None else self._local
+
+    def stat(self, url: str, *, deadline_s: float) -> ObjectStat:
+        backend = self.backend(url)
+        return self.run(lambda: backend.stat(url), f"stat {url}", deadline_s)
+
+    def read(self, url: str, offset: int, size: int, *, deadline_s: float) -> bytes:
+        backend = self.backend(url)
+        return self.run(
+            lambda: backend.read(url, offset, size)[0], f"read {url} at {offset}", deadline_s
+        )
+
+    def glob(self, pattern: str, *, deadline_s: float) -> list[str]:
+        backend = self.backend(pattern)
+        return self.run(lambda: backend.glob(pattern), f"list {pattern}", deadline_s)
+
+    def run(self, call: Callable[[], T], what: str, deadline_s: float) -> T:
+        """`call` with deadline and retries; see the module's invariants for what it raises."""
+        ends = time.monotonic() + deadline_s
+
+        def attempt() -> T:
+            return self._pool.run(call, timeout_s=ends - time.monotonic(), what=what)
+
+        try:
+            try:
+                return attempt()
+            except (OSError, StorageError) as error:
+                if not may_pass(error):
+                    raise
+                failed: list[Exception] = [error]
+            return self._again(attempt, failed, ends)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{what}: {error}") from error
+
+    def close(self) -> None:
+        self._pool.close()
+        self._local.close()
+        self._remote.close()
+
+    def _again(self, attempt: Callable[[], T], failed: list[Exception], ends: float) -> T:
+        def next_attempt() -> T:
+            if failed:
+                raise failed.pop()
+            return attempt()
+
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(self._attempts)
+            | tenacity.stop_before_delay(max(ends - time.monotonic(), 0.0)),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+            retry=tenacity.retry_if_exception(may_pass),
+            sleep=self._sleep,
+            reraise=True,
+        )(next_attempt)
+
+
+def may_pass(error: BaseException) -> bool:
+    """True for a failure that another attempt may not see. A timeout already used its time."""
+    if isinstance(error, StorageError):
+        return not isinstance(error, StorageTimeout)
+    return isinstance(error, OSError) and error.errno in _MAY_PASS
+
+
+def read_chunks(
+    store: ObjectStore, url: str, *, size_bytes: int, chunk_bytes: int, deadline_s: float
+) -> Iterator[bytes]:
+    """The object from front to end. Raises StorageError when it is shorter than `size_bytes`."""
+    for offset in range(0, size_bytes, chunk_bytes):
+        wanted = min(chunk_bytes, size_bytes - offset)
+        data = store.read(url, offset, wanted, deadline_s=deadline_s)
+        if len(data) != wanted:
+            raise StorageError(f"{url} ends at {offset + len(data)}, expected {size_bytes} bytes")
+        yield data
+
+
+@functools.lru_cache(maxsize=4096)
+def _staged_name(url: str, size_bytes: int, mtime_ns: int) -> str:
+    digest = hashlib.sha256(f"{url}\0{size_bytes}\0{mtime_ns}".encode()).hexdigest()[:32]
+    plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in posixpath.basename(url))
+    return f"{digest}-{plain[-80:]}"
+
+
+def staged_name(shard: ShardRef) -> str:
+    """File name of a staged copy; another version of the same file has another name."""
+    return _staged_name(shard.url, shard.size_bytes, shard.mtime_ns)
+
+
+def staged_path(cache_dir: str, shard: ShardRef) -> str:
+    return os.path.join(cache_dir, staged_name(shard))
+
+
+class ShardReader:
+    """Ranges of shards, from the staged copy where there is one. For threads, and after fork."""
+
+    def __init__(
+        self,
+        cache_dir: str | None,
+        *,
+        deadline_s: float = 30.0,
+        retries: int = 3,
+        store: Store | None = None,
+    ) -> None:
+        self.cache_dir = cache_dir
+        """May be set at any time; None reads origins only."""
+        self._deadline_s = deadline_s
+        self._store = store or Store(attempts=retries + 1)
+        self._staged = FileCache()
+        self._count_lock = threading.Lock()
+        self._next_sweep = 0.0
+        self.origin_bytes = 0
+        self.staged_bytes = 0
+
+    @property
+    def stuck_reads(self) -> int:
+        return self._store.stuck_reads
+
+    def read(self, shard: ShardRef, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes.
+
+        Raises StaleIndexError (naming the shard) when the shard is not what the index saw,
+        StorageError when it cannot be had for now, StorageTimeout at the deadline.
+        """
+        if offset < 0 or size < 0 or offset + size > shard.size_bytes:
+            raise StaleIndexError(
+                f"{_name(shard)} has {shard.size_bytes} bytes, but {size} are wanted at {offset}: "
+                "the index does not belong to it; run `dataservice index` again"
+            )
+        try:
+            data, staged = self._store.run(
+                lambda: self._read_once(shard, offset, size),
+                f"read {_name(shard)} at {offset}",
+                self._deadline_s,
+            )
+        except FileNotFoundError as error:
+            raise StorageError(f"{_name(shard)} is not there: {shard.url}") from error
+        with self._count_lock:
+            if staged:
+                self.staged_bytes += size
+            else:
+                self.origin_bytes += size
+        return data
+
+    def sweep(self) -> int:
+        """Close descriptors of evicted copies, so that their space is freed; returns how many."""
+        return self._staged.discard_unlinked()
+
+    def close(self) -> None:
+        self._store.close()
+        self._staged.close()
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _read_once(self, shard: ShardRef, offset: int, size: int) -> tuple[bytes, bool]:
+        cache_dir = self.cache_dir
+        if cache_dir is not None:
+            data = self._read_staged(staged_path(cache_dir, shard), shard, offset, size)
+            if data is not None:
+                return data, True
+        backend = self._store.backend(shard.url)
+        data, stat = backend.read(shard.url, offset, size)
+        if _difference(shard, stat):
+            backend.forget(shard.url)
+            data, stat = backend.read(shard.url, offset, size)
+        if changed := _difference(shard, stat):
+            raise StaleIndexError(
+                f"{_name(shard)} changed after it was indexed ({changed}); "
+                "run `dataservice index` again"
+            )
+        if len(data) != size:
+            raise StaleIndexError(
+                f"{_name(shard)} ends at {offset + len(data)}, but {size} bytes are wanted at "
+                f"{offset}: it changed; run `dataservice index` again"
+            )
+        return data, False
+
+    def _read_staged(self, path: str, shard: ShardRef, offset: int, size: int) -> bytes | None:
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + _SWEEP_S
+            self.sweep()
+        try:
+            data, stat = self._staged.read(path, offset, size)
+        except OSError:
+            return None  # not staged, evicted, or the cache disk fails: the origin has it
+        return data if len(data) == size and stat.size_bytes == shard.size_bytes else None
+
+
+def _difference(shard: ShardRef, stat: ObjectStat) -> str:
+    if stat.size_bytes != shard.size_bytes:
+        return f"size {shard.size_bytes} -> {stat.size_bytes} bytes"
+    if shard.mtime_ns and stat.mtime_ns and stat.mtime_ns != shard.mtime_ns:
+        return f"mtime {shard.mtime_ns} -> {stat.mtime_ns} ns"
+    return ""
+
+
+def _name(shard: ShardRef) -> str:
+    return f"shard {shard.source}/{shard.name}"

@@ -1,0 +1,376 @@
+"""Every control message, as a frozen dataclass; strict on the way in, limits on every size.
+
+Invariants: a message is a msgpack map of its field names; unknown, missing or wrongly typed
+fields are refused (WireError names message and field); no ext types, no pickle.
+Allowed field types: int, float, str, bytes, bool, X | None, tuple[X, ...], dict[str, X],
+and other message dataclasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# ---- what a step looks like to a client ---------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackPlace:
+    """One pack of a cell and where to fetch it."""
+
+    pack_id: str
+    number: int
+    """Global pack number; -1 for a padding pack."""
+    endpoint: str
+    """Of the worker, "host:port". A padding pack comes from a worker like any other."""
+    size_bytes: int
+    """Estimate of its arrays' bytes, for the client's byte budget."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CursorState:
+    """`core.cursor.Cursor` and what the placement of the step depends on besides."""
+
+    step: int
+    next_pack: int
+    lanes: tuple[tuple[int, ...], ...]
+    """Per lane (window, offset)."""
+    next_lane: int
+    lane_homes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCells:
+    """One rank's share of a step."""
+
+    step: int
+    cursor: CursorState
+    """At the start of the step."""
+    next_cursor: CursorState
+    """At its end."""
+    cells: tuple[tuple[PackPlace, ...], ...]
+    """cells[micro_step] = its packs in order."""
+    loss_tokens: int
+    """Planned loss tokens of the whole step, all ranks."""
+    num_images: tuple[int, ...]
+    """Images of this rank's cell, by micro-step."""
+    ranks_without_images: tuple[int, ...]
+    """By micro-step."""
+
+
+# ---- client <-> coordinator ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeState:
+    """What `PackStream.state_dict()` holds; everything before (step, micro_step) was yielded."""
+
+    version: int
+    job: str
+    plan_digest: str
+    decoder: str
+    cursor: CursorState
+    micro_step: int
+    dp_size: int
+    micro_steps: int
+    packs_per_cell: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenSession:
+    job: str
+    run_id: str
+    dp_rank: int
+    dp_size: int
+    micro_steps: int
+    packs_per_cell: int
+    state: ResumeState | None
+    """None: start at the beginning."""
+    host: str
+    wait_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionOpened:
+    """`ready` false: other ranks are still missing (named); ask again."""
+
+    ready: bool
+    missing_ranks: tuple[int, ...] = ()
+    session: int = 0
+    """Generation number; grows with every new run."""
+    plan_digest: str = ""
+    first_step: int = 0
+    first_micro_step: int = 0
+    pack_length: int = 0
+    patch: int = 0
+    merge: int = 0
+    temporal_patch: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    decoder: str = ""
+    """Fingerprint of the decoders that build the packs."""
+    vocab_size: int = 0
+    pad_token: int = 0
+    image_token: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GetSteps:
+    session: int
+    dp_rank: int
+    first_step: int
+    count: int
+    done_step: int
+    """Everything before (done_step, done_micro_step) was yielded to the trainer."""
+    done_micro_step: int
+    wait_s: float
+    waited_s: float = 0.0
+    """Seconds that the trainer waited since the last report."""
+    failed: tuple[str, ...] = ()
+    """Endpoints that did not answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    steps: tuple[StepCells, ...]
+    """May be fewer than asked for, or none: ask again."""
+    end_step: int
+    """First step that does not exist; -1 while unknown."""
+    blocked_by: str = ""
+    """Who keeps the next step from being handed out, in words; "" when nobody does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    session: int
+    dp_rank: int
+    done_step: int
+    done_micro_step: int
+    waited_s: float
+    closing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ok:
+    pass
+
+
+# ---- worker <-> coordinator ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisterWorker:
+    worker_id: str
+    node: str
+    endpoint: str
+    decoder: str
+    decode_threads: int
+    generation: int
+    """Of the coordinator that started it; 0 when it joins by itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRegistered:
+    lease: int
+    """Lease number; every later call carries it, an older one is refused."""
+    lease_s: float
+    config: str
+    """The service's config as JSON, secrets left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    sequence: int
+    pack_id: str
+    step: int
+    micro_step: int
+    dp_rank: int
+    spec: bytes
+    """An encoded core.packspec.PackSpec."""
+    holes: dict[str, str]
+    """Known holes among its samples: "<sample key>#<image number>" -> reason."""
+    storage_holes: bool
+    """True once storage errors of this pack may become holes (it failed elsewhere too)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PullWork:
+    """Also the heartbeat."""
+
+    worker_id: str
+    lease: int
+    session: int
+    after_sequence: int
+    wait_s: float
+    ready_bytes: int
+    ready_packs: int
+    queued_packs: int
+    built_packs: int
+    """Counters since the start of the worker."""
+    served_packs: int
+    served_bytes: int
+    decode_s: float
+    read_origin_bytes: int
+    read_staged_bytes: int
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    session: int
+    """When it differs from the worker's, the worker drops all packs of the older one."""
+    assignments: tuple[Assignment, ...]
+    done_step: int
+    """Packs of steps before this one are needed by nobody."""
+    num_ranks: int
+    cache_dir: str
+    """Where the stager of the worker's node keeps its copies; "" while there is none."""
+    drain: bool
+    """True: build what is assigned, take no more, leave when served."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GetAssignment:
+    """For a pack that a client asked for and the worker does not know."""
+
+    worker_id: str
+    lease: int
+    session: int
+    pack_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportHoles:
+    worker_id: str
+    lease: int
+    pack_id: str
+    holes: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HolesDecided:
+    """All holes of the pack: the first report of each won and is journalled."""
+
+    holes: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackFailed:
+    worker_id: str
+    lease: int
+    session: int
+    pack_id: str
+    reason: str
+    fatal: bool
+    """True when another worker cannot do better, as with a shard that changed after indexing."""
+
+
+# ---- stager <-> coordinator ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisterStager:
+    node: str
+    host: str
+    cache_dir: str
+    budget_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagerRegistered:
+    lease: int
+    lease_s: float
+    config: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardNeed:
+    source: str
+    name: str
+    url: str
+    size_bytes: int
+    mtime_ns: int
+    crc32: int
+    """Of the whole file; -1 where the index does not know it."""
+    next_use: int
+    """Order of need: the stager copies small numbers first and evicts large ones first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PullStaging:
+    """Also the heartbeat."""
+
+    node: str
+    lease: int
+    version: int
+    """Of the last need list the stager has."""
+    wait_s: float
+    cached_bytes: int
+    cached_shards: int
+    copied_bytes: int
+    evictions: int
+    errors: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staging:
+    version: int
+    needs: tuple[ShardNeed, ...] | None
+    """None: unchanged."""
+
+
+# ---- operators ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GetStatus:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusReport:
+    status: str
+    """JSON, for people and the command line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleWorkers:
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaled:
+    before: int
+    target: int
+
+
+# ---- client <-> worker --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamPack:
+    """Answered by a stream of frames, see wire.codec."""
+
+    session: int
+    pack_id: str
+    dp_rank: int
+    wait_s: float
+    """How long the worker may take to build it before it answers DeadlineExceeded."""
+
+
+# ---- methods ------------------------------------------------------------------------------------
+
+COORDINATOR_METHODS: dict[str, tuple[type, type]] = {
+    "OpenSession": (OpenSession, SessionOpened),
+    "GetSteps": (GetSteps, Steps),
+    "ReportProgress": (Progress, Ok),
+    "RegisterWorker": (RegisterWorker, WorkerRegistered),
+    "PullWork": (PullWork, Work),
+    "GetAssignment": (GetAssignment, Assignment),
+    "ReportHoles": (ReportHoles, HolesDecided),
+    "ReportPackFailed": (PackFailed, Ok),
+    "RegisterStager": (RegisterStager, StagerRegistered),
+    "PullStaging": (PullStaging, Staging),
+    "GetStatus": (GetStatus, StatusReport),
+    "Scale": (ScaleWorkers, Scaled),
+}
+"""Method of the coordinator's service -> (request, response). A request type names its method."""

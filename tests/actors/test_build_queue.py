@@ -1,0 +1,132 @@
+import threading
+
+import pytest
+
+from dataservice.actors.build_queue import BuildQueue, Job
+from dataservice.core.packspec import PackSpec
+from dataservice.errors import ServiceUnavailable
+
+
+def job(pack_id: str, step: int, rank: int, *, session: int = 1, size: int = 100) -> Job:
+    spec = PackSpec(
+        pack_id=pack_id, pack_length=8, shards=(), items=(), num_tokens=0, num_patches=0
+    )
+    return Job(
+        session=session,
+        pack_id=pack_id,
+        need=(step, 0, rank),
+        spec=spec,
+        holes={},
+        storage_holes=False,
+        size_bytes=size,
+    )
+
+
+def queue(bound: int = 400) -> BuildQueue:
+    made = BuildQueue(ready_bytes_bound=bound, on_change=lambda: None)
+    made.start_session(1)
+    made.forget_before(0, num_ranks=2)
+    return made
+
+
+def build(builds: BuildQueue, size: int = 100) -> str:
+    taken = builds.take()
+    assert taken is not None
+    builds.finish(taken, [b"x" * size])
+    return taken.pack_id
+
+
+def taken_or_blocked(builds: BuildQueue) -> str | None:
+    """What a builder gets within a moment; the queue must be closed by the test afterwards."""
+    found: list[Job | None] = []
+    thread = threading.Thread(target=lambda: found.append(builds.take()))
+    thread.start()
+    thread.join(0.2)
+    if thread.is_alive():
+        builds.close()
+        thread.join(5)
+        return None
+    assert found[0] is not None
+    return found[0].pack_id
+
+
+def test_order_of_need() -> None:
+    builds = queue()
+    for pack_id, step, rank in (("c", 2, 0), ("a", 0, 1), ("b", 1, 0)):
+        builds.add(job(pack_id, step, rank))
+    assert [build(builds), build(builds), build(builds)] == ["a", "b", "c"]
+
+
+def test_a_stalled_rank_takes_only_its_share() -> None:
+    builds = queue(bound=400)
+    for step in range(4):
+        builds.add(job(f"stalled{step}", step, 0))
+        builds.add(job(f"quick{step}", step, 1))
+    done = [build(builds) for _ in range(4)]
+    assert done == ["stalled0", "quick0", "stalled1", "quick1"]
+    builds.served("quick0")
+    assert build(builds) == "quick2"
+    assert taken_or_blocked(builds) is None
+    assert builds.figures()[0] <= 400
+
+
+def test_a_wanted_pack_is_built_over_the_bound() -> None:
+    builds = queue(bound=200)
+    builds.add(job("a", 0, 0))
+    builds.add(job("b", 1, 0))
+    assert build(builds) == "a"
+    builds.want("b")
+    assert taken_or_blocked(builds) == "b"
+
+
+def test_served_packs_stay_for_peers_while_there_is_room() -> None:
+    builds = queue(bound=250)
+    for i in range(3):
+        builds.add(job(f"p{i}", i, i % 2))
+    for i in range(3):
+        builds.want(f"p{i}")
+        assert build(builds) == f"p{i}"
+        builds.unwant(f"p{i}")
+        builds.served(f"p{i}")
+    assert builds.frames_of("p0") is None
+    assert builds.frames_of("p2") is not None
+
+
+def test_a_new_session_drops_everything_even_what_is_being_built() -> None:
+    builds = queue()
+    builds.add(job("a", 0, 0))
+    taken = builds.take()
+    assert taken is not None
+    builds.start_session(2)
+    builds.finish(taken, [b"x"])
+    assert builds.frames_of("a") is None and not builds.knows("a")
+    builds.add(job("old", 0, 0, session=1))
+    assert not builds.knows("old")
+
+
+def test_finished_steps_are_forgotten() -> None:
+    builds = queue()
+    builds.add(job("a", 0, 0))
+    builds.add(job("b", 1, 1))
+    assert build(builds) == "a"
+    builds.forget_before(2, num_ranks=2)
+    assert not builds.knows("a") and not builds.knows("b")
+    assert builds.figures() == (0, 0, 0)
+
+
+def test_a_failed_build_reaches_the_waiter_and_may_be_given_again() -> None:
+    builds = queue()
+    builds.add(job("a", 0, 0))
+    taken = builds.take()
+    assert taken is not None
+    builds.fail(taken, ServiceUnavailable("the disk is gone"))
+    with pytest.raises(ServiceUnavailable, match="disk"):
+        builds.frames_of("a")
+    builds.add(job("a", 0, 0))
+    assert build(builds) == "a"
+    assert builds.frames_of("a") == [b"x" * 100]
+
+
+def test_close_lets_builders_go() -> None:
+    builds = queue()
+    assert taken_or_blocked(builds) is None

@@ -1,0 +1,80 @@
+"""Pixels in the form that vision models read, and the copy to a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dataservice.errors import ConfigError
+from trainer_client.batch import MicroBatch, VisionInfo, build_micro_batch
+from trainer_client.device import DeviceCopier, normalize
+from trainer_client.testing import FAKE_INFO, padding_pack, synthetic_packs
+
+VISION = VisionInfo.of(FAKE_INFO)
+
+
+def batch_with_images() -> MicroBatch:
+    pack = synthetic_packs(1, image_share=1.0)[0]
+    return build_micro_batch(
+        [(pack.arrays, pack.meta)],
+        meta={"step": 0, "micro_step": 0},
+        is_last_micro_step=True,
+        vision=VISION,
+    )
+
+
+def expected_values(pixels: np.ndarray) -> np.ndarray:
+    """By the definition, patch by patch: channel, time, row, column."""
+    values = np.zeros((len(pixels), 3, VISION.temporal_patch, VISION.patch**2))
+    for i, patch in enumerate(pixels.reshape(len(pixels), 3, -1)):
+        for channel in range(3):
+            value = (patch[channel] / 255 - VISION.mean[channel]) / VISION.std[channel]
+            values[i, channel, :] = value
+    return values.reshape(len(pixels), -1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)],
+)
+def test_normalize_follows_the_definition(dtype: torch.dtype, tolerance: float) -> None:
+    batch = batch_with_images()
+    before = batch["pixel_values"].clone()
+    values = normalize(batch, dtype)
+    assert values.dtype == dtype
+    expected = expected_values(batch["pixel_values"].numpy())
+    np.testing.assert_allclose(values.double().numpy(), expected, atol=tolerance)
+    assert torch.equal(batch["pixel_values"], before)
+
+
+def test_normalize_without_images() -> None:
+    pack = padding_pack()
+    batch = build_micro_batch(
+        [(pack.arrays, pack.meta)],
+        meta={"step": 0, "micro_step": 0},
+        is_last_micro_step=True,
+        vision=VISION,
+    )
+    assert normalize(batch).shape == (0, 3 * VISION.temporal_patch * VISION.patch**2)
+
+
+def test_on_the_cpu_nothing_is_copied() -> None:
+    copier, batch = DeviceCopier("cpu"), batch_with_images()
+    assert copier.move(copier.stage(batch)) is batch
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_missing_device_is_named() -> None:
+    with pytest.raises(ConfigError, match='device="cuda"'):
+        DeviceCopier("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_batches_are_complete() -> None:
+    copier, batch = DeviceCopier("cuda"), batch_with_images()
+    expected = normalize(batch, torch.float64)
+    moved = copier.move(copier.stage(batch))
+    assert moved["pixel_values"].is_cuda
+    assert moved.meta == batch.meta
+    np.testing.assert_allclose(normalize(moved, torch.float64).cpu(), expected, atol=1e-12)

@@ -1,0 +1,12 @@
+"""What every test gets: quiet Ray, no proxy, and no leftover settings of the developer's shell."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name in ("RAY_ADDRESS", "DEMO_DIR", "http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,61 @@
+"""The plan is the same with numba, with its compiler switched off, and without it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dataservice.core.balance import assign
+from dataservice.core.packing import pack
+
+
+def fingerprint() -> str:
+    """A hash over what every compiled function decides."""
+    rng = np.random.Generator(np.random.Philox(5))
+    seen = hashlib.sha256()
+    length = rng.integers(1, 400, 300)
+    images = np.where(rng.random(300) < 0.4, np.minimum(length, rng.integers(0, 200, 300)), 0)
+    for packer in ("next_fit", "best_fit", "lbf"):
+        for cap in (None, 250):
+            packing = pack(
+                length, images, images, pack_length=512, packer=packer, image_token_cap=cap
+            )
+            seen.update(packing.order.tobytes() + packing.offsets.tobytes())
+    for domain in (8, 4, 1):
+        for k in (1, 2):
+            count = 8 * 6 * k
+            cost = rng.integers(0, 50, count) * 1000
+            placed = assign(
+                cost,
+                rng.integers(-1, 4, count),
+                dp_size=8,
+                micro_steps=6,
+                ranks_per_node=2,
+                sync_domain=domain,
+                packs_per_cell=k,
+                tolerance=0.05,
+            )
+            seen.update(placed.micro_step.tobytes() + placed.dp_rank.tobytes())
+    return seen.hexdigest()
+
+
+WITHOUT_JIT = "import dataservice.core.swaps as s; assert not hasattr(s.swap_in_rows, 'py_func')"
+WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None"
+
+
+@pytest.mark.parametrize(
+    ("first", "disable"), [(WITHOUT_JIT, "1"), (WITHOUT_NUMBA, "0")], ids=["jit off", "no numba"]
+)
+def test_same_without_compiling(first: str, disable: str) -> None:
+    code = f"{first}\nfrom tests.core.test_compiled import fingerprint\nprint(fingerprint())"
+    env = {**os.environ, "NUMBA_DISABLE_JIT": disable, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=env
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == fingerprint()

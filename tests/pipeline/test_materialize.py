@@ -1,0 +1,516 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import threading
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
+from dataservice.core.vision import VisionRules, target_size
+from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
+from dataservice.pipeline import materialize
+from dataservice.pipeline.images import DecodeLimits
+from dataservice.pipeline.materialize import BuiltPack, build_pack
+from dataservice.pipeline.pool import BuildPools
+from dataservice.pipeline.text import TextRenderer, TextSettings
+from dataservice.storage.objects import ShardReader
+from dataservice.storage.records import parse_record
+
+RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
+SIZES = {"small.png": (24, 16), "large.jpg": (90, 61), "tall.jpg": (20, 70), "bad.jpg": (64, 64)}
+LONG_S = 30.0
+
+
+class Data:
+    """One JSONL file and one zip on disk, and specs that point into them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pictures = dict(self._pictures())
+        self.records = [
+            {"text": "A first text, äöü."},
+            talk("Look: <image> and <image>!", "Two.", ["large.jpg", "small.png"]),
+            {"text": "A much longer text. " * 20},
+            talk("<image>", "Tall.", "tall.jpg"),
+            talk("<image>", "Bad.", ["bad.jpg"]),
+            talk("Before <image> after <image>", "One is bad.", ["bad.jpg", "tall.jpg"]),
+        ]
+        zip_path, self.jsonl = folder / "a.zip", folder / "a.jsonl"
+        with zipfile.ZipFile(zip_path, "w") as archive:
+            for number, (name, data) in enumerate(self.pictures.items()):
+                method = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
+                archive.writestr(name, data, compress_type=method)
+        with zipfile.ZipFile(zip_path) as archive:
+            self.members = {info.filename: info for info in archive.infolist()}
+        self.lines = [json.dumps(r, ensure_ascii=False).encode() for r in self.records]
+        self.jsonl.write_bytes(b"".join(line + b"\n" for line in self.lines))
+        self.shards = (shard_ref("a.jsonl", self.jsonl), shard_ref("a.zip", zip_path))
+
+    @staticmethod
+    def _pictures() -> Iterator[tuple[str, bytes]]:
+        rng = np.random.Generator(np.random.Philox(1))
+        for name, (width, height) in SIZES.items():
+            image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+            stored = io.BytesIO()
+            image.save(stored, "PNG" if name.endswith("png") else "JPEG")
+            data = stored.getvalue()
+            yield name, data[: len(data) // 2] if name == "bad.jpg" else data
+
+    def image(self, name: str) -> ImageSpec:
+        info, (width, height) = self.members[name], SIZES[name]
+        high, wide = target_size(height, width, patch=4, merge=2, min_pixels=64, max_pixels=1600)
+        return ImageSpec(
+            shard=1,
+            member=name,
+            offset=info.header_offset,
+            stored_bytes=info.compress_size,
+            size_bytes=info.file_size,
+            method=info.compress_type,
+            crc32=info.CRC,
+            width=width,
+            height=height,
+            target_width=wide,
+            target_height=high,
+        )
+
+    def item(self, number: int, text: TextRenderer) -> ItemSpec:
+        line = self.lines[number]
+        record = parse_record(line)
+        images = tuple(self.image(name) for name in record.images)
+        tokens = text.count(record)[0] + sum(num_patches(i) // 4 for i in images)
+        offset = sum(len(before) + 1 for before in self.lines[:number])
+        return ItemSpec(
+            key=f"src/a.jsonl@{offset}",
+            source="src",
+            layout=record.layout,
+            shard=0,
+            offset=offset,
+            length=len(line),
+            crc32=zlib.crc32(line),
+            start=0,
+            stop=tokens,
+            total_tokens=tokens,
+            images=images,
+        )
+
+    def pack(self, *items: ItemSpec, room: int = 7) -> PackSpec:
+        tokens = sum(item.stop - item.start for item in items)
+        return PackSpec(
+            pack_id="0.0.1",
+            pack_length=tokens + room,
+            shards=self.shards,
+            items=items,
+            num_tokens=tokens,
+            num_patches=sum(num_patches(image) for item in items for image in item.images),
+        )
+
+
+def talk(question: str, answer: str, image: str | list[str]) -> dict[str, object]:
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return {"image": image, "conversations": turns}
+
+
+def shard_ref(name: str, path: Path) -> ShardRef:
+    stat = path.stat()
+    return ShardRef(
+        source="src",
+        name=name,
+        url=str(path),
+        size_bytes=stat.st_size,
+        mtime_ns=stat.st_mtime_ns,
+    )
+
+
+def num_patches(image: ImageSpec) -> int:
+    return image.target_width * image.target_height // 16
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return Data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def text() -> TextRenderer:
+    return TextRenderer.build(TextSettings())
+
+
+@pytest.fixture
+def reader() -> Iterator[ShardReader]:
+    with ShardReader(None, deadline_s=LONG_S, retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def pools() -> Iterator[BuildPools]:
+    with BuildPools(decode_threads=2, read_threads=3) as made:
+        yield made
+
+
+@pytest.fixture
+def build(reader, pools, text):
+    def built(spec: PackSpec, **options) -> BuiltPack:
+        values = {
+            "reader": reader,
+            "renderer": text,
+            "rules": RULES,
+            "holes": {},
+            "storage_holes": False,
+            "limits": DecodeLimits(),
+            "pool": pools,
+        }
+        return build_pack(spec, **(values | options))
+
+    return built
+
+
+def same_arrays(a: BuiltPack, b: BuiltPack) -> bool:
+    return a.arrays.keys() == b.arrays.keys() and all(
+        a.arrays[name].dtype == b.arrays[name].dtype
+        and a.arrays[name].shape == b.arrays[name].shape
+        and a.arrays[name].tobytes() == b.arrays[name].tobytes()
+        for name in a.arrays
+    )
+
+
+def test_layout_text_and_pixels(data, text, build, patches_of) -> None:
+    spec = data.pack(*(data.item(i, text) for i in (1, 0, 3)), room=9)
+    built = build(spec)
+    arrays = built.arrays
+    dtypes = {name: (str(a.dtype), a.shape) for name, a in arrays.items()}
+    assert dtypes == {
+        "input_ids": ("int32", (spec.pack_length,)),
+        "labels": ("int32", (spec.pack_length,)),
+        "cu_seqlens": ("int32", (5,)),
+        "pixel_values": ("uint8", (spec.num_patches, 48)),
+        "image_grid_thw": ("int32", (3, 3)),
+        "image_doc_ids": ("int32", (3,)),
+    }
+    bounds = arrays["cu_seqlens"].tolist()
+    lengths = [item.total_tokens for item in spec.items]
+    assert bounds == [0, *np.cumsum(lengths).tolist(), spec.pack_length]
+    documents = [text.decode(arrays["input_ids"][a:b]) for a, b in itertools.pairwise(bounds)]
+    merged = [num_patches(i) // 4 for item in spec.items for i in item.images]
+    spans = [f"<|vision_start|>{'<|image_pad|>' * n}<|vision_end|>" for n in merged]
+    assert documents == [
+        f"<|im_start|>user\nLook: {spans[0]} and {spans[1]}!<|im_end|>\n"
+        "<|im_start|>assistant\nTwo.<|im_end|>\n",
+        "A first text, äöü.<|endoftext|>",
+        f"<|im_start|>user\n{spans[2]}<|im_end|>\n<|im_start|>assistant\nTall.<|im_end|>\n",
+        "<|endoftext|>" * 9,
+    ]
+    labels = arrays["labels"]
+    assert (labels[bounds[-2] :] == -100).all()
+    assert (labels[bounds[:-1]] == -100).all()
+    assert "".join(text.decode(labels[labels >= 0])) == (
+        "Two.<|im_end|>" + " first text, äöü.<|endoftext|>" + "Tall.<|im_end|>"
+    )
+    assert (arrays["input_ids"][labels >= 0] == labels[labels >= 0]).all()
+    images = [image for item in spec.items for image in item.images]
+    expected = [
+        patches_of(data.pictures[i.member], i.target_width, i.target_height, 4, 2) for i in images
+    ]
+    assert arrays["pixel_values"].tobytes() == b"".join(e.tobytes() for e in expected)
+    assert arrays["image_grid_thw"].tolist() == [
+        [1, i.target_height // 4, i.target_width // 4] for i in images
+    ]
+    assert arrays["image_doc_ids"].tolist() == [0, 0, 2]
+    assert built.meta == {
+        "pack_id": "0.0.1",
+        "sample_keys": [item.key for item in spec.items],
+        "num_docs": 3,
+        "holes": [],
+    }
+    assert built.new_holes == {}
+
+
+def test_a_full_pack_has_no_padding_segment(data, text, build) -> None:
+    spec = data.pack(data.item(0, text), room=0)
+    built = build(spec)
+    assert built.arrays["cu_seqlens"].tolist() == [0, spec.pack_length]
+    assert built.meta["num_docs"] == 1
+    assert built.arrays["pixel_values"].shape == (0, 48)
+    assert built.arrays["image_grid_thw"].shape == (0, 3)
+    assert built.arrays["image_doc_ids"].shape == (0,)
+
+
+def test_a_padding_pack(build, text) -> None:
+    spec = PackSpec(pack_id="pad", pack_length=32, shards=(), items=(), num_tokens=0, num_patches=0)
+    built = build(spec)
+    assert (built.arrays["input_ids"] == text.pad_token).all()
+    assert (built.arrays["labels"] == -100).all()
+    assert built.arrays["cu_seqlens"].tolist() == [0, 32]
+    assert built.meta["num_docs"] == 0
+
+
+def test_pieces_of_a_long_text(data, text, build) -> None:
+    whole = data.item(2, text)
+    cuts = [0, 100, 101, whole.total_tokens]
+    pieces = [dataclasses.replace(whole, start=a, stop=b) for a, b in itertools.pairwise(cuts)]
+    built = build(data.pack(*pieces))
+    ids = built.arrays["input_ids"][: whole.total_tokens]
+    alone = build(data.pack(whole)).arrays["input_ids"][: whole.total_tokens]
+    assert ids.tolist() == alone.tolist()
+    labels = built.arrays["labels"]
+    expected = ids.copy()
+    expected[cuts[:-1]] = -100
+    assert labels[: whole.total_tokens].tolist() == expected.tolist()
+    assert built.arrays["cu_seqlens"].tolist() == [*cuts, cuts[-1] + 7]
+
+
+def test_every_number_of_threads_builds_the_same_bytes(data, text, build) -> None:
+    spec = data.pack(*(data.item(i, text) for i in (4, 1, 2, 3, 5, 0)))
+    first = build(spec)
+    for decode_threads, read_threads in ((1, 1), (4, 16)):
+        with BuildPools(decode_threads=decode_threads, read_threads=read_threads) as pools:
+            again = build(spec, pool=pools)
+        assert same_arrays(again, first)
+        assert again.meta == first.meta and again.new_holes == first.new_holes
+
+
+def assert_hole(built: BuiltPack, spec: PackSpec, item: int, image: int) -> None:
+    """Zeros and masked labels there, and nothing else than in the pack without this hole."""
+    starts = np.cumsum([0] + [num_patches(i) for it in spec.items for i in it.images])
+    number = sum(len(it.images) for it in spec.items[:item]) + image
+    pixels = built.arrays["pixel_values"]
+    assert not pixels[starts[number] : starts[number + 1]].any()
+    bounds = built.arrays["cu_seqlens"]
+    assert (built.arrays["labels"][bounds[item] : bounds[item + 1]] == -100).all()
+
+
+def test_a_damaged_picture_becomes_a_hole(data, text, build) -> None:
+    spec = data.pack(*(data.item(i, text) for i in (5, 3)))
+    built = build(spec)
+    key = f"{spec.items[0].key}#0"
+    assert list(built.new_holes) == [key]
+    reason = built.new_holes[key]
+    assert reason.startswith("truncated JPEG: image file is truncated (")
+    assert reason.endswith(" (bad.jpg in src/a.zip)")
+    assert built.meta["holes"] == [f"{key}: {reason}"]
+    assert_hole(built, spec, 0, 0)
+    pixels = built.arrays["pixel_values"]
+    bad, tall = num_patches(data.image("bad.jpg")), num_patches(data.image("tall.jpg"))
+    # The other picture of the sample, and the other sample, are whole.
+    assert (pixels[bad : bad + tall] == pixels[bad + tall :]).all() and pixels[bad:].any()
+    assert (built.arrays["labels"] >= 0).sum() == len("Tall.") + 1
+    again = build(spec, holes=built.new_holes)
+    assert same_arrays(again, built) and again.meta == built.meta
+    assert again.new_holes == {}
+
+
+def test_a_known_hole_is_not_read_and_other_holes_do_not_matter(data, text, build, reader) -> None:
+    spec = data.pack(data.item(1, text), data.item(3, text))
+    key = f"{spec.items[0].key}#0"
+    members = []
+
+    class Watched:
+        def read(self, shard: ShardRef, offset: int, size: int) -> bytes:
+            if shard.name == "a.zip":
+                members.append(offset)
+            return reader.read(shard, offset, size)
+
+    built = build(spec, reader=Watched(), holes={key: "said before", "other#0": "elsewhere"})
+    assert_hole(built, spec, 0, 0)
+    assert built.meta["holes"] == [f"{key}: said before"]
+    assert built.new_holes == {}
+    assert data.image("large.jpg").offset not in members and len(members) == 2
+
+
+def test_a_sample_that_stands_twice_is_a_hole_twice(data, text, build, monkeypatch) -> None:
+    spec = data.pack(data.item(3, text), data.item(3, text))
+    whole = build(spec)
+    real, calls = materialize.decode_pixels, []
+
+    def fails_once(*arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            time.sleep(0.3)
+        return real(*arguments)
+
+    monkeypatch.setattr(materialize, "decode_pixels", fails_once)
+    built = build(spec, limits=DecodeLimits(deadline_s=0.1))
+    assert list(built.new_holes) == [f"{spec.items[0].key}#0"]
+    assert_hole(built, spec, 0, 0)
+    assert_hole(built, spec, 1, 0)
+    assert whole.arrays["pixel_values"].any()
+
+
+def test_a_bad_member_is_a_hole(data, text, build) -> None:
+    item = data.item(3, text)
+    image = dataclasses.replace(item.images[0], crc32=1)
+    spec = data.pack(dataclasses.replace(item, images=(image,)))
+    built = build(spec)
+    assert list(built.new_holes.values()) == ["CRC mismatch (tall.jpg in src/a.zip)"]
+    assert_hole(built, spec, 0, 0)
+
+
+class Failing:
+    """Fails, or hangs, on pictures only."""
+
+    def __init__(self, reader: ShardReader, action, shard: str = "a.zip") -> None:
+        self._reader, self._action, self._shard = reader, action, shard
+
+    def read(self, shard: ShardRef, offset: int, size: int) -> bytes:
+        if shard.name == self._shard:
+            self._action()
+        return self._reader.read(shard, offset, size)
+
+
+def raise_storage_error() -> None:
+    raise StorageError("the disk is away")
+
+
+def test_storage_errors_are_holes_only_when_told(data, text, build, reader) -> None:
+    spec = data.pack(data.item(3, text))
+    failing = Failing(reader, raise_storage_error)
+    with pytest.raises(StorageError, match="the disk is away"):
+        build(spec, reader=failing)
+    built = build(spec, reader=failing, storage_holes=True)
+    assert list(built.new_holes.values()) == [
+        "could not be read: the disk is away (tall.jpg in src/a.zip)"
+    ]
+    assert_hole(built, spec, 0, 0)
+    with pytest.raises(StorageError, match="the disk is away"):
+        build(spec, reader=Failing(reader, raise_storage_error, "a.jsonl"), storage_holes=True)
+
+
+def test_a_stale_archive_is_no_hole(data, text, build) -> None:
+    spec = data.pack(data.item(3, text))
+    stale = dataclasses.replace(data.shards[1], size_bytes=data.shards[1].size_bytes + 1)
+    with pytest.raises(StaleIndexError, match=r"a\.zip"):
+        build(dataclasses.replace(spec, shards=(data.shards[0], stale)), storage_holes=True)
+
+
+def test_a_read_over_its_deadline(data, text, build, reader) -> None:
+    gate = threading.Event()
+    spec = data.pack(data.item(3, text))
+    limits = DecodeLimits(read_deadline_s=0.1)
+    hanging = Failing(reader, lambda: gate.wait(LONG_S))
+    with BuildPools(decode_threads=1, read_threads=2) as pools:
+        with pytest.raises(
+            StorageTimeout, match=r"reading tall\.jpg in src/a\.zip took longer than 0\.1 s"
+        ):
+            build(spec, reader=hanging, limits=limits, pool=pools)
+        built = build(spec, reader=hanging, limits=limits, pool=pools, storage_holes=True)
+        assert_hole(built, spec, 0, 0)
+        before = {name: a.tobytes() for name, a in built.arrays.items()}
+        gate.set()  # the reads end now, and must start no decode into the pack
+        wait_until(lambda: pools.reads.stuck == 0)
+        assert pools.decodes.completed == 0
+        assert {name: a.tobytes() for name, a in built.arrays.items()} == before
+        gate.clear()
+        records_hang = Failing(reader, lambda: gate.wait(LONG_S), "a.jsonl")
+        with pytest.raises(StorageTimeout, match=r"reading the records of pack 0\.0\.1 took"):
+            build(spec, reader=records_hang, limits=limits, pool=pools)
+        gate.set()
+        wait_until(lambda: pools.reads.stuck == 0)
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_decode_over_its_deadline_becomes_a_hole_for_good(data, text, build, monkeypatch) -> None:
+    gate, real = threading.Event(), materialize.decode_pixels
+
+    def slow(bytes_, image, limits):
+        if image.member == "tall.jpg":
+            gate.wait(LONG_S)
+        return real(bytes_, image, limits)
+
+    spec = data.pack(data.item(3, text), data.item(1, text))
+    monkeypatch.setattr(materialize, "decode_pixels", slow)
+    with BuildPools(decode_threads=1, read_threads=2) as pools:
+        built = build(spec, limits=DecodeLimits(deadline_s=0.3), pool=pools)
+        key = f"{spec.items[0].key}#0"
+        assert built.new_holes == {key: "decode took longer than 0.3 s (tall.jpg in src/a.zip)"}
+        assert (pools.decodes.abandoned, pools.decodes.stuck) == (1, 1)
+        before = {name: a.tobytes() for name, a in built.arrays.items()}
+        gate.set()
+        wait_until(lambda: pools.decodes.stuck == 0)
+        assert {name: a.tobytes() for name, a in built.arrays.items()} == before
+    assert_hole(built, spec, 0, 0)
+    monkeypatch.setattr(materialize, "decode_pixels", real)
+    assert same_arrays(build(spec, holes=built.new_holes), built)
+
+
+def test_largest_pictures_are_decoded_first(data, text, build, monkeypatch) -> None:
+    order, real = [], materialize.decode_pixels
+
+    def watched(bytes_, image, limits):
+        order.append(image.member)
+        return real(bytes_, image, limits)
+
+    monkeypatch.setattr(materialize, "decode_pixels", watched)
+    with BuildPools(decode_threads=1, read_threads=1) as pools:
+        build(data.pack(*(data.item(i, text) for i in (3, 1, 4))), pool=pools)
+    assert order == ["large.jpg", "bad.jpg", "tall.jpg", "small.png"]
+
+
+def test_a_failed_build_takes_its_tasks_back(data, text, build, reader) -> None:
+    item = data.item(0, text)
+    broken = dataclasses.replace(item, crc32=item.crc32 ^ 1)
+    gate = threading.Event()
+    slow = Failing(reader, lambda: gate.wait(LONG_S))
+    with BuildPools(decode_threads=1, read_threads=2) as pools:
+        spec = data.pack(broken, data.item(3, text), *(data.item(i, text) for i in (1, 5)))
+        threading.Timer(0.1, gate.set).start()
+        with pytest.raises(StaleIndexError):
+            build(spec, reader=slow, pool=pools)
+        wait_until(lambda: not pools.reads._queue and not pools.reads._running)
+        assert not pools.decodes._queue
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"crc32": 5}, "the record's bytes are others than those indexed"),
+        ({"total_tokens": 99, "stop": 99}, "tokens, the index 99"),
+        ({"images": ()}, "the record has 1 images, the index 0"),
+        ({"layout": "messages"}, "the record cannot be read: field 'messages' is missing"),
+    ],
+    ids="crc tokens images layout".split(),
+)
+def test_a_record_that_is_not_the_indexed_one(data, text, build, change, message) -> None:
+    item = dataclasses.replace(data.item(3, text), **change)
+    with pytest.raises(StaleIndexError, match=message) as caught:
+        build(data.pack(item))
+    assert item.key in str(caught.value) and "dataservice index" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_tokens": 3}, "tokens, said 3"),
+        ({"pack_length": 3}, "length 3"),
+        ({"num_patches": 3}, "patches, said 3"),
+    ],
+    ids="tokens length patches".split(),
+)
+def test_a_spec_that_contradicts_itself(data, text, build, change, message) -> None:
+    spec = dataclasses.replace(data.pack(data.item(3, text)), **change)
+    with pytest.raises(ValueError, match=message):
+        build(spec)
+
+
+def test_a_spec_that_cuts_a_picture_or_has_an_odd_size(data, text, build) -> None:
+    item = data.item(3, text)
+    with pytest.raises(ValueError, match="has images and is cut"):
+        build(data.pack(dataclasses.replace(item, start=1)))
+    with pytest.raises(ValueError, match="has no tokens 5:5"):
+        build(data.pack(dataclasses.replace(item, start=5, stop=5, images=())))
+    odd = dataclasses.replace(item.images[0], target_width=12)
+    with pytest.raises(ValueError, match="not in multiples of 8"):
+        build(data.pack(dataclasses.replace(item, images=(odd,))))

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataservice.errors import ConfigError, RecordError
+from dataservice.pipeline.text import SPECIAL_TOKENS, TextRenderer, TextSettings
+from dataservice.storage.records import Record, Turn
+
+CORPUS = ["The quick brown fox jumps over the lazy dog.", "im_start user assistant image pad end"]
+
+
+def small_tokenizer(path: Path, *, special: bool = True, names=SPECIAL_TOKENS) -> str:
+    """A byte-level BPE of a few hundred tokens, with truncation and padding left on in the file."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([tokenizers.AddedToken(name, special=special) for name in names])
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+def turn(role: str, text: str) -> Turn:
+    return Turn(role=role, text=text)  # type: ignore[arg-type]
+
+
+def record(*turns: Turn, images: int = 0) -> Record:
+    return Record(layout="llava", turns=turns, images=tuple(f"{i}.jpg" for i in range(images)))
+
+
+TALK = record(
+    turn("system", "Be brief."),
+    turn("user", "<image>\nWhat is <image>?"),
+    turn("assistant", "A bus."),
+    turn("user", "Sure?"),
+    turn("assistant", "Yes."),
+    images=2,
+)
+
+
+def renderer(**options: str) -> TextRenderer:
+    return TextRenderer.build(TextSettings(**options))  # type: ignore[arg-type]
+
+
+def masked_text(text: TextRenderer, rec: Record, sizes: list[int]) -> str:
+    """What carries loss, decoded, with a bar wherever it is interrupted."""
+    rendered = text.render(rec, sizes)
+    pieces, previous = [], False
+    for token, loss in zip(rendered.ids.tolist(), rendered.loss.tolist(), strict=True):
+        if loss and not previous and pieces:
+            pieces.append("|")
+        if loss:
+            pieces.append(text.decode([token]))
+        previous = loss
+    return "".join(pieces)
+
+
+def test_chatml_by_hand() -> None:
+    text = renderer(template="chatml")
+    rendered = text.render(TALK, [2, 1])
+    assert text.decode(rendered.ids) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|image_pad|><|vision_end|>\n"
+        "What is <|vision_start|><|image_pad|><|vision_end|>?<|im_end|>\n"
+        "<|im_start|>assistant\nA bus.<|im_end|>\n"
+        "<|im_start|>user\nSure?<|im_end|>\n"
+        "<|im_start|>assistant\nYes.<|im_end|>\n"
+    )
+    assert rendered.ids.dtype == np.int32
+    assert masked_text(text, TALK, [2, 1]) == "A bus.<|im_end|>|Yes.<|im_end|>"
+    assert (rendered.ids == text.image_token).sum() == 3
+
+
+def test_plain_by_hand() -> None:
+    text = renderer(template="plain")
+    assert text.decode(text.render(TALK, [1, 1]).ids) == (
+        "Be brief.\n"
+        "<|vision_start|><|image_pad|><|vision_end|>\n"
+        "What is <|vision_start|><|image_pad|><|vision_end|>?\n"
+        "A bus.\nSure?\nYes.<|endoftext|>"
+    )
+    assert masked_text(text, TALK, [1, 1]) == "A bus.\n|Yes.<|endoftext|>"
+
+
+def test_loss_on_all_text_leaves_out_images_and_the_first_token() -> None:
+    text = renderer(template="chatml", loss="all")
+    rec = record(turn("user", "a<image>b"), turn("assistant", "c"), images=1)
+    assert masked_text(text, rec, [3]) == (
+        "user\na|b<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n"
+    )
+
+
+@pytest.mark.parametrize("template", ["plain", "chatml"])
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+def test_plain_text_is_the_same_in_every_template_and_always_carries_loss(template, loss) -> None:
+    text = renderer(template=template, loss=loss)
+    rendered = text.render(record(turn("text", "häh")), [])
+    assert text.decode(rendered.ids) == "häh<|endoftext|>"
+    assert rendered.loss.tolist() == [False, True, True, True, True]
+    assert text.count(record(turn("text", ""))) == (1, 0)
+
+
+def test_byte_tokenizer_layout() -> None:
+    text = renderer()
+    assert (text.vocab_size, text.pad_token, text.image_token) == (262, 256, 261)
+    assert text.render(record(turn("text", "A\x00é")), []).ids.tolist() == [65, 0, 195, 169, 256]
+
+
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from([*SPECIAL_TOKENS, "<image", "image>", "\n", "<|", "|>", " user"]),
+        st.text(st.characters(exclude_categories=("Cs",)), max_size=12),
+    ),
+    max_size=6,
+).map("".join)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    if draw(st.booleans()):
+        texts = draw(st.lists(TEXTS, min_size=1, max_size=2))
+        return placed([("text", text) for text in texts])
+    chunks = st.lists(TEXTS, min_size=1, max_size=4).map("<image>".join)
+    return placed(draw(st.lists(st.tuples(ROLES, chunks), min_size=1, max_size=4)))
+
+
+def placed(turns: list[tuple[str, str]]) -> Record:
+    count = sum(text.count("<image>") for _, text in turns)
+    return record(*(turn(role, text) for role, text in turns), images=count)
+
+
+@pytest.mark.parametrize("template", ["plain", "chatml"])
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+@pytest.mark.parametrize("kind", ["bytes", "file"])
+@given(rec=records(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_count_equals_render(kind, template, loss, tokenizer_file, rec, data) -> None:
+    name = "bytes" if kind == "bytes" else tokenizer_file
+    text = renderer(tokenizer=name, template=template, loss=loss)
+    number = len(rec.images)
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
+    rendered = text.render(rec, sizes)
+    text_tokens, loss_tokens = text.count(rec)
+    assert text_tokens + sum(sizes) == len(rendered.ids) == len(rendered.loss)
+    assert loss_tokens == rendered.loss.sum()
+    assert not rendered.loss[0]
+    assert (rendered.ids == text.image_token).sum() == sum(sizes)
+    assert not rendered.loss[rendered.ids == text.image_token].any()
+    assert 0 <= rendered.ids.min() and rendered.ids.max() < text.vocab_size
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file"])
+@given(rec=records())
+@settings(max_examples=60, deadline=None)
+def test_text_between_special_tokens_is_the_source_text(kind, tokenizer_file, rec) -> None:
+    text = renderer(tokenizer="bytes" if kind == "bytes" else tokenizer_file, template="chatml")
+    special_ids = set(text.special_tokens.values())
+    ids = text.render(rec, [1] * len(rec.images)).ids.tolist()
+    got, current = [], []
+    for token in ids:
+        if token in special_ids:
+            got.append(text.decode(current))
+            current = []
+        else:
+            current.append(token)
+    got.append(text.decode(current))
+    assert "".join(got) == expected_text(rec)
+
+
+def expected_text(rec: Record) -> str:
+    if all(t.role == "text" for t in rec.turns):
+        return "\n".join(t.text for t in rec.turns).replace("<image>", "")
+    return "".join(f"{t.role}\n{t.text}\n" for t in rec.turns).replace("<image>", "")
+
+
+def test_special_names_in_a_text_are_text(tokenizer_file) -> None:
+    for name in ("bytes", tokenizer_file):
+        text = renderer(tokenizer=name)
+        rec = record(turn("text", "".join(SPECIAL_TOKENS)))
+        ids = text.render(rec, []).ids
+        assert ids[-1] == text.pad_token
+        assert not set(ids[:-1].tolist()) & set(text.special_tokens.values())
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(tokenizer_file) -> None:
+    text = renderer(tokenizer=tokenizer_file)
+    long = "fox " * 50
+    assert text.decode(text.render(record(turn("text", long)), []).ids) == long + "<|endoftext|>"
+
+
+def test_missing_special_tokens_are_named(tmp_path) -> None:
+    path = small_tokenizer(tmp_path / "t.json", names=SPECIAL_TOKENS[:4])
+    with pytest.raises(ConfigError, match=r"has no <\|vision_end\|>, <\|image_pad\|>"):
+        renderer(tokenizer=path)
+
+
+def test_special_tokens_that_text_can_spell_are_refused(tmp_path) -> None:
+    path = small_tokenizer(tmp_path / "t.json", special=False)
+    with pytest.raises(ConfigError, match='mark it "special": true'):
+        renderer(tokenizer=path)
+
+
+def test_tokenizer_files_that_are_none(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        renderer(tokenizer=str(tmp_path / "none.json"))
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is not a tokenizer\.json"):
+        renderer(tokenizer=str(tmp_path / "bad.json"))
+
+
+@pytest.mark.parametrize("field", ["template", "loss"])
+def test_unknown_settings_are_named(field) -> None:
+    with pytest.raises(ConfigError, match=f"{field}: 'x'"):
+        renderer(**{field: "x"})
+
+
+def test_wrong_number_of_placeholders() -> None:
+    rec = Record(layout="llava", turns=(turn("user", "<image>"),), images=())
+    for call in (lambda t: t.count(rec), lambda t: t.render(rec, [])):
+        with pytest.raises(RecordError, match="1 placeholders '<image>' in the text, but 0"):
+            call(renderer())
+    with pytest.raises(ValueError, match="1 sizes for 2 images"):
+        renderer().render(TALK, [1])
+
+
+def test_lone_surrogates_are_refused_alike(tokenizer_file) -> None:
+    for name in ("bytes", tokenizer_file):
+        with pytest.raises(RecordError, match="not valid Unicode"):
+            renderer(tokenizer=name).count(record(turn("text", "\ud800")))
+
+
+def test_fingerprint_covers_settings_and_content_but_not_the_place(tmp_path) -> None:
+    first = small_tokenizer(tmp_path / "a.json")
+    second = small_tokenizer(tmp_path / "b.json")
+    changed = json.loads(Path(second).read_text())
+    changed["truncation"] = None
+    (tmp_path / "c.json").write_text(json.dumps(changed))
+    same = renderer(tokenizer=first).fingerprint
+    assert renderer(tokenizer=second).fingerprint == same
+    others = [
+        renderer(tokenizer=str(tmp_path / "c.json")),
+        renderer(tokenizer=first, template="plain"),
+        renderer(tokenizer=first, loss="all"),
+        renderer(tokenizer=first, placeholder="<img>"),
+        renderer(),
+    ]
+    assert len({same, *(other.fingerprint for other in others)}) == 6
+
+
+def test_other_placeholder() -> None:
+    text = renderer(placeholder="<img>", template="plain")
+    rec = Record(layout="llava", turns=(turn("user", "<image><img>x"),), images=("a",))
+    assert text.decode(text.render(rec, [1]).ids) == (
+        "<image><|vision_start|><|image_pad|><|vision_end|>x<|endoftext|>"
+    )

@@ -1,0 +1,189 @@
+"""A service on a Ray cluster of several nodes on this machine, and ranks that read from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from dataservice.actors.launch import Service, running_service
+from dataservice.actors.ray_local import ray_environment
+from dataservice.config import Config
+from trainer_client import PackStream
+
+RESOURCE = "data_node"
+
+
+@contextmanager
+def ray_cluster(data_nodes: int, *, num_cpus: int = 4) -> Iterator[Any]:
+    """A head without data and `data_nodes` nodes with the resource; yields the Cluster."""
+    ray_environment()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": num_cpus, "include_dashboard": False},
+    )
+    try:
+        for _ in range(data_nodes):
+            cluster.add_node(num_cpus=num_cpus, resources={RESOURCE: 1})
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+@contextmanager
+def cluster_service(
+    config: Config, *, data_nodes: int = 2
+) -> Iterator[tuple[Service, Any]]:
+    with (
+        ray_cluster(data_nodes) as cluster,
+        running_service(config, address=cluster.address) as service,
+    ):
+        yield service, cluster
+
+
+@dataclass
+class Delivery:
+    """One micro-batch as its rank got it."""
+
+    step: int
+    micro_step: int
+    dp_rank: int
+    pack_ids: tuple[str, ...]
+    digests: tuple[str, ...]
+    sample_keys: tuple[str, ...]
+    loss_tokens: int
+    holes: tuple[str, ...]
+
+
+@dataclass
+class Readers:
+    """What all ranks got, and the state of each after its last batch."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    waited_s: float = 0.0
+
+    def packs_of_step(self) -> dict[int, list[str]]:
+        """Sorted pack ids by step."""
+        steps: dict[int, list[str]] = {}
+        for delivery in self.deliveries:
+            steps.setdefault(delivery.step, []).extend(delivery.pack_ids)
+        return {step: sorted(ids) for step, ids in sorted(steps.items())}
+
+    def digests_of_packs(self) -> dict[tuple[int, str], str]:
+        return {
+            (d.step, pack_id): digest
+            for d in self.deliveries
+            for pack_id, digest in zip(d.pack_ids, d.digests, strict=True)
+        }
+
+
+def read_ranks(
+    endpoint: str,
+    *,
+    job: str,
+    dp_size: int,
+    micro_steps: int,
+    steps: int | None,
+    states: dict[int, dict[str, Any]] | None = None,
+    on_batch: Callable[[Any], None] | None = None,
+    pause_s: float = 0.0,
+    timeout_s: float = 120.0,
+    prefetch_packs: int = 4,
+) -> Readers:
+    """Runs all ranks in threads for `steps` steps (None: to the end); raises what a rank raised."""
+    readers = Readers()
+    run_id = uuid.uuid4().hex
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def rank_loop(rank: int) -> None:
+        try:
+            with PackStream(
+                endpoint,
+                job=job,
+                dp_rank=rank,
+                dp_size=dp_size,
+                micro_steps=micro_steps,
+                run_id=run_id,
+                prefetch_packs=prefetch_packs,
+                timeout_s=timeout_s,
+                digests=True,
+            ) as stream:
+                if states is not None:
+                    stream.load_state_dict(states[rank])
+                left = None if steps is None else steps * micro_steps
+                while left is None or left > 0:
+                    batch = next(stream, None)
+                    if batch is None:
+                        break
+                    if on_batch is not None:
+                        on_batch(batch)
+                    meta = batch.meta
+                    delivery = Delivery(
+                        step=batch.step,
+                        micro_step=batch.micro_step,
+                        dp_rank=rank,
+                        pack_ids=tuple(meta["pack_ids"]),
+                        digests=tuple(meta["digests"]),
+                        sample_keys=tuple(meta["sample_keys"]),
+                        loss_tokens=meta["loss_tokens"],
+                        holes=tuple(meta["holes"]),
+                    )
+                    with lock:
+                        readers.deliveries.append(delivery)
+                        readers.waited_s += meta["waited_s"]
+                    if left is not None:
+                        left -= 1
+                    if pause_s:
+                        time.sleep(pause_s)
+                with lock:
+                    readers.states[rank] = stream.state_dict()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=rank_loop, args=(rank,)) for rank in range(dp_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return readers
+
+
+def worker_pids() -> list[int]:
+    """Of the worker actors of Ray clusters on this machine that this process started."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any("ray::WorkerActor" in part for part in process.info["cmdline"] or [])
+    ]
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def plan_of(config_path: str, *, steps: str, dp_size: int, micro_steps: int) -> list[dict]:
+    """`dataservice plan --json` of another process."""
+    import json
+    import sys
+
+    command = [sys.executable, "-m", "dataservice.cli", "plan", config_path]
+    options = ["--steps", steps, "--dp-size", str(dp_size), "--micro-steps", str(micro_steps)]
+    done = subprocess.run(
+        [*command, *options, "--json"], check=True, capture_output=True, text=True, timeout=300
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,298 @@
+"""The command line, in process, on small data: what it prints, and what a failure says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer.main
+from PIL import Image
+
+from dataservice.cli import main
+from dataservice.cli.app import app
+from dataservice.errors import ConfigError
+from dataservice.rpc.server import start_server
+from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
+
+GRID = ["--dp-size", "2", "--micro-steps", "3"]
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path) -> Path:
+    """60 texts, 20 captions and one broken record of each kind."""
+    texts = [json.dumps({"text": f"text {i} " + "word " * (7 * i % 90)}) for i in range(60)]
+    texts.insert(4, '{"text": ')
+    (tmp_path / "text.jsonl").write_text("\n".join(texts), encoding="utf-8")
+    with (
+        zipfile.ZipFile(tmp_path / "caption.zip", "w") as archive,
+        open(tmp_path / "caption.jsonl", "w", encoding="utf-8") as lines,
+    ):
+        for i in range(20):
+            picture = BytesIO()
+            Image.new("RGB", (40 + 9 * i, 60)).save(picture, "PNG")
+            if i != 3:
+                archive.writestr(f"{i}.png", picture.getvalue())
+            turns = [
+                {"from": "human", "value": "<image>\nWhat is it?"},
+                {"from": "gpt", "value": f"Picture {i}."},
+            ]
+            lines.write(json.dumps({"image": f"{i}.png", "conversations": turns}) + "\n")
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        """\
+job: cli
+index_dir: index
+state_dir: state
+sources:
+  - {name: text, jsonl: text.jsonl}
+  - {name: caption, jsonl: caption.jsonl, images: caption.zip}
+vision: {max_pixels: 50176}
+plan: {pack_length: 512}
+""",
+        encoding="utf-8",
+    )
+    return config
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code
+
+
+def plan_json(
+    capsys: pytest.CaptureFixture[str], config: Path, steps: str, *grid: str
+) -> list[dict[str, Any]]:
+    assert run("plan", config, "--steps", steps, "--json", *(grid or GRID)) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+# ---- index ---------------------------------------------------------------------------------------
+
+
+def test_index_counts_and_names_what_it_cannot_use(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("index", run_yaml) == 0
+    out = capsys.readouterr().out
+    assert "79 samples" in out
+    assert "2 records cannot be used" in out
+    assert "text.jsonl:5" in out
+    assert "caption.jsonl:4" in out
+    assert "3.png" in out
+
+
+def test_plan_builds_the_index_once(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", run_yaml, "--steps", "0:1", *GRID) == 0
+    assert "index" in capsys.readouterr().err
+    assert run("plan", run_yaml, "--steps", "0:1", *GRID) == 0
+    assert "index" not in capsys.readouterr().err
+
+
+# ---- plan ----------------------------------------------------------------------------------------
+
+
+def test_plan_gives_every_cell_and_every_sample_once(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = plan_json(capsys, run_yaml, "0:100")
+    packs = [pack for step in steps for cell in step["cells"] for pack in cell["packs"]]
+    for number, step in enumerate(steps):
+        assert step["step"] == number
+        cells = [(cell["micro_step"], cell["dp_rank"]) for cell in step["cells"]]
+        assert cells == [(micro, rank) for micro in range(3) for rank in range(2)]
+        assert all(len(cell["packs"]) == 1 for cell in step["cells"])
+        loss = sum(pack["loss_tokens"] for cell in step["cells"] for pack in cell["packs"])
+        assert step["loss_tokens"] == loss
+        assert step["lockstep_bound"] <= step["lockstep_cost"]
+    real = [pack for pack in packs if pack["pack_id"] != "pad"]
+    assert sorted(pack["number"] for pack in real) == list(range(len(real)))
+    assert all(
+        pack["number"] == -1 and not pack["sample_keys"]
+        for pack in packs[len(real) :]
+        if pack["pack_id"] == "pad"
+    )
+    keys = [key for pack in real for key in pack["sample_keys"]]
+    assert len(set(keys)) == 79
+    assert sum(pack["num_images"] for pack in real) == 19
+    assert max(pack["tokens"] for pack in real) <= 512
+
+
+def test_a_step_is_the_same_wherever_the_range_begins(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = plan_json(capsys, run_yaml, "0:3")
+    assert plan_json(capsys, run_yaml, "2:3") == whole[2:]
+
+
+def test_another_grid_deals_the_same_packs(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = plan_json(capsys, run_yaml, "0:1", "--dp-size", "3", "--micro-steps", "2")
+    tall = plan_json(
+        capsys, run_yaml, "0:1", "--dp-size", "1", "--micro-steps", "3", "--packs-per-cell", "2"
+    )
+    ids = [
+        sorted(pack["pack_id"] for cell in steps[0]["cells"] for pack in cell["packs"])
+        for steps in (wide, tall)
+    ]
+    assert ids[0] == ids[1]
+    assert [len(cell["packs"]) for cell in tall[0]["cells"]] == [2, 2, 2]
+
+
+def test_plan_table_is_for_people(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", run_yaml, "--steps", "0:1", *GRID) == 0
+    out = capsys.readouterr().out
+    assert "step 0: 6 packs, " in out
+    assert "in arrival order" in out
+    assert "text/text.jsonl@" in out
+
+
+def test_range_past_the_end_is_said(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", run_yaml, "--steps", "0:500", "--json", *GRID) == 0
+    captured = capsys.readouterr()
+    last = json.loads(captured.out.splitlines()[-1])["step"]
+    assert f"the plan ends after step {last}" in captured.err
+    assert run("plan", run_yaml, "--steps", "400:500", *GRID) == 2
+    assert "the plan ends before step 400" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", ["5", "3:3", "4:2", "a:b", "-1:3", ""])
+def test_steps_that_are_no_range_are_refused(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str], steps: str
+) -> None:
+    assert run("plan", run_yaml, f"--steps={steps}", *GRID) == 2
+    assert "should be A:B" in capsys.readouterr().err
+
+
+# ---- a running service ---------------------------------------------------------------------------
+
+
+class FakeCoordinator:
+    """Answers operators, nobody else."""
+
+    def __init__(self) -> None:
+        self.workers = 1
+
+    async def get_status(self, _request: GetStatus) -> StatusReport:
+        report = {
+            "job": "cli",
+            "step": 12,
+            "ready": True,
+            "holes": {"caption": 3},
+            "workers": [{"worker_id": "w0", "ready_bytes": 1048576}, {"worker_id": "w1"}],
+        }
+        return StatusReport(status=json.dumps(report))
+
+    async def scale(self, request: ScaleWorkers) -> Scaled:
+        if request.workers > 4:
+            raise ConfigError(f"{request.workers} workers are more than workers.max 4")
+        before, self.workers = self.workers, request.workers
+        return Scaled(before=before, target=request.workers)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """Of a server in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    fake: Any = FakeCoordinator()
+    starting = asyncio.run_coroutine_threadsafe(start_server(coordinator=fake), loop)
+    server = starting.result(10)
+    yield server.endpoint
+    asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+def test_status_shows_every_value(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", endpoint) == 0
+    out = capsys.readouterr().out
+    for word in ("cli", "12", "yes", "caption", "w0", "1,048,576", "w1", "worker id"):
+        assert word in out
+    assert run("status", endpoint, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 12
+
+
+def test_scale_says_before_and_after(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("scale", endpoint, 3) == 0
+    assert capsys.readouterr().out == "workers: 1, now going to 3\n"
+    assert run("scale", endpoint, 5) == 2
+    assert "5 workers are more than workers.max 4" in capsys.readouterr().err
+
+
+def test_nobody_at_the_endpoint_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "127.0.0.1:1") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert "127.0.0.1:1" in err
+    assert "Traceback" not in err
+
+
+# ---- errors and surface --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["index", "plan", "serve"])
+def test_wrong_config_is_one_paragraph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("jbo: x\n")
+    extra = ["--steps", "0:1", *GRID] if command == "plan" else []
+    assert run(command, config, *extra) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert "jbo: unknown key; did you mean job?" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_debug_shows_the_traceback(tmp_path: Path, place: int) -> None:
+    arguments = ["index", str(tmp_path / "none.yaml")]
+    arguments.insert(place, "--debug")
+    with pytest.raises(ConfigError):
+        main(arguments)
+
+
+def test_workers_outside_the_configured_range_are_refused(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", run_yaml, "--workers", 65) == 2
+    assert "--workers 65 is not between workers.min 1" in capsys.readouterr().err
+
+
+def test_commands_and_options_are_these() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    surface = {
+        name: sorted(option for parameter in command.params for option in parameter.opts)
+        for name, command in group.commands.items()
+    }
+    assert surface == {
+        "index": ["config"],
+        "plan": ["--dp-size", "--json", "--micro-steps", "--packs-per-cell", "--steps", "config"],
+        "serve": ["--address", "--port", "--workers", "config"],
+        "status": ["--json", "endpoint"],
+        "scale": ["endpoint", "workers"],
+    }
+
+
+def test_command_line_imports_neither_ray_nor_torch() -> None:
+    code = "import dataservice.cli, sys; print('ray' in sys.modules, 'torch' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.split() == ["False", "False"]

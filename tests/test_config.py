@@ -1,0 +1,278 @@
+"""The YAML boundary: what is accepted, what it becomes, and what an error says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dataservice.config import Config, config_from_json, config_to_json, load_config
+from dataservice.config.values import parse_size
+from dataservice.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+MINIMAL = """\
+job: j
+index_dir: index
+state_dir: state
+sources:
+  - {name: a, jsonl: a/*.jsonl}
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load(tmp_path: Path, text: str) -> Config:
+    return load_config(write(tmp_path, text))
+
+
+def refused(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    return str(caught.value)
+
+
+def test_minimal_file_has_the_settings_of_the_plan_as_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL)
+    assert config.index_dir == str(tmp_path / "index")
+    assert config.sources[0].jsonl == (str(tmp_path / "a/*.jsonl"),)
+    assert config.plan.pack_length == 8192
+    assert config.plan.sources[0].repeat == "1"
+    assert config.plan.sources[0].weight is None
+    assert config.staging.cache_dir is None
+    assert config.workers.resource == "data_node"
+    assert config.serving.host == "127.0.0.1"
+
+
+def test_example_gives_every_key_and_the_defaults_it_claims(tmp_path: Path) -> None:
+    example = load_config(ROOT / "deploy/example.yaml")
+    assert example.staging.cache_dir == "/tmp/vlm-cache"
+    minimal = load(tmp_path, MINIMAL)
+    for section in ("text", "workers", "serving", "errors", "ranks_per_node"):
+        assert getattr(example, section) == getattr(minimal, section), section
+    for field in ("vision", "balance", "packer", "lanes", "window", "epochs", "p_ref", "seed"):
+        assert getattr(example.plan, field) == getattr(minimal.plan, field), field
+
+
+def test_example_names_every_key() -> None:
+    from dataservice.config.schema import ConfigFile, _all_keys
+
+    text = (ROOT / "deploy/example.yaml").read_text(encoding="utf-8")
+    missing = [path for path, leaf in _all_keys(ConfigFile) if f"{leaf}:" not in text]
+    assert missing == []
+
+
+def test_demo_file_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEMO_DIR", str(tmp_path))
+    config = load_config(ROOT / "deploy/demo.yaml")
+    assert config.state_dir == str(tmp_path / "state")
+    assert config.sources[1].images == (str(ROOT / "tests/data/caption/*.zip"),)
+    assert config.plan.vision.max_pixels < 14 * 14 * 2048
+
+
+@pytest.mark.parametrize("name", ["example.yaml", "demo.yaml"])
+def test_json_round_trip_is_exact(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEMO_DIR", str(tmp_path))
+    config = load_config(ROOT / "deploy" / name)
+    assert config_from_json(config_to_json(config)) == config
+
+
+@pytest.mark.parametrize("text", ["{}", "no json", '{"job": 3}'])
+def test_json_that_does_not_fit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="same version on every node"):
+        config_from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("extra", "line", "words"),
+    [
+        ("plan: {pack_lenght: 4096}", 6, ["plan.pack_lenght", "did you mean plan.pack_length?"]),
+        ("sorces: []", 6, ["sorces", "did you mean sources?"]),
+        ("pack_length: 4096", 6, ["pack_length", "did you mean plan.pack_length?"]),
+        ("workers:\n  zzz: 1", 7, ["workers.zzz", "Known here: count, min, max"]),
+        ("vision: {patch: fourteen}", 6, ["vision.patch", "valid integer", "'fourteen'"]),
+        ("vision: {patch: true}", 6, ["vision.patch", "valid integer", "True"]),
+        ("plan: {packer: lfb}", 6, ["plan.packer", "'next_fit', 'best_fit' or 'lbf'", "'lfb'"]),
+        ("plan: {lanes: 0}", 6, ["plan.lanes", "greater than or equal to 1"]),
+        ("staging: {budget_bytes: 3 bags}", 6, ["staging.budget_bytes", '"512 MiB"', "'3 bags'"]),
+        ("staging: {deadline_s: .inf}", 6, ["staging.deadline_s", "finite"]),
+        ("workers: {count: 9, max: 4}", 6, ["workers", "count 9", "max 4"]),
+        ("vision: {min_pixels: 9000, max_pixels: 8000}", 6, ["vision", "9000", "8000"]),
+        ("vision: {max_pixels: 700, min_pixels: 10}", 6, ["vision", "less than one image token"]),
+        ("serving: {port: 70000}", 6, ["serving.port", "65535"]),
+        ("job: again", 6, ["job", "twice"]),
+    ],
+)
+def test_errors_name_line_key_and_remedy(
+    tmp_path: Path, extra: str, line: int, words: list[str]
+) -> None:
+    message = refused(tmp_path, MINIMAL + extra + "\n")
+    assert f"run.yaml:{line}: " in message
+    for word in words:
+        assert word in message
+
+
+def test_all_errors_come_at_once(tmp_path: Path) -> None:
+    message = refused(tmp_path, "job: j\nindex_dir: i\nsources: [{name: a, jsonl: x, layout: y}]\n")
+    assert message.count("\n") == 1
+    assert "state_dir: this key is required" in message
+    assert "run.yaml:3: sources[0].layout: " in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "should be a mapping"),
+        ("- a\n- b", "should be a mapping"),
+        ("job: [", "not a YAML file"),
+        ("job: !!python/name:os.system x", "not a YAML file"),
+    ],
+)
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    assert words in refused(tmp_path, text)
+
+
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read"):
+        load_config(tmp_path / "nothing.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.yaml: cannot be read"):
+        load_config(tmp_path / "binary.yaml")
+
+
+# ---- paths ---------------------------------------------------------------------------------------
+
+
+def test_paths_expand_variables_home_and_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA", "/data")
+    monkeypatch.setenv("N", "7")
+    monkeypatch.setenv("HOME", "/home/me")
+    text = """\
+job: j
+index_dir: ~/index
+state_dir: $DATA/state
+sources:
+  - name: a
+    jsonl: ["${DATA}/x$N/*.jsonl", "../rel/*.jsonl", "s3://bucket/${N}/*.jsonl"]
+    images: imgs
+tokenizer: {file: tok/tokenizer.json}
+"""
+    config = load(tmp_path, text)
+    assert config.index_dir == "/home/me/index"
+    assert config.state_dir == "/data/state"
+    assert config.sources[0].jsonl == (
+        "/data/x7/*.jsonl",
+        os.path.normpath(tmp_path / "../rel/*.jsonl"),
+        "s3://bucket/7/*.jsonl",
+    )
+    assert config.sources[0].images == (str(tmp_path / "imgs"),)
+    assert config.text.tokenizer == str(tmp_path / "tok/tokenizer.json")
+
+
+def test_relative_paths_do_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, MINIMAL)
+    monkeypatch.chdir(tmp_path)
+    here = load_config("run.yaml")
+    monkeypatch.chdir("/")
+    assert load_config(tmp_path / "run.yaml") == here
+
+
+@pytest.mark.parametrize("path", ["$NOT_SET/x", "a/${NOT_SET}"])
+def test_undefined_variable_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    message = refused(tmp_path, MINIMAL.replace("index_dir: index", f"index_dir: {path}"))
+    assert "run.yaml:2: index_dir: the environment variable NOT_SET is not set" in message
+
+
+# ---- sources -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "exact"),
+    [("0.3", "0.3"), ("1/3", "1/3"), ("2", "2"), ('"0.10"', "0.10"), ("0.1", "0.1")],
+)
+def test_weights_and_repeats_stay_exact(tmp_path: Path, written: str, exact: str) -> None:
+    endless = MINIMAL.replace("jsonl:", f"weight: {written}, jsonl:") + "plan: {epochs: endless}\n"
+    assert load(tmp_path, endless).plan.sources[0].weight == exact
+    assert load(tmp_path, endless).plan.epochs is None
+    finite = MINIMAL.replace("jsonl:", f"repeat: {written}, jsonl:") + "plan: {epochs: 3}\n"
+    assert load(tmp_path, finite).plan.sources[0].repeat == exact
+
+
+@pytest.mark.parametrize("written", ["0", "-1", "1/0", "x", "true", ".nan", ".inf"])
+def test_weights_that_are_none_are_refused(tmp_path: Path, written: str) -> None:
+    text = MINIMAL.replace("jsonl:", f"weight: {written}, jsonl:") + "plan: {epochs: endless}\n"
+    assert "sources[0].weight: " in refused(tmp_path, text)
+
+
+def test_weight_and_repeat_go_with_the_kind_of_run(tmp_path: Path) -> None:
+    weighted = MINIMAL.replace("jsonl:", "weight: 1, jsonl:")
+    assert "sources[0].weight: counts in endless runs only" in refused(tmp_path, weighted)
+    repeated = MINIMAL.replace("jsonl:", "repeat: 1, jsonl:") + "plan: {epochs: endless}\n"
+    assert "sources[0].repeat: counts in finite runs only" in refused(tmp_path, repeated)
+    two = MINIMAL + "  - {name: b, jsonl: b.jsonl, weight: 1}\nplan: {epochs: endless}\n"
+    assert "sources[0].weight: is required" in refused(tmp_path, two)
+
+
+def test_source_names_are_unique_and_plain(tmp_path: Path) -> None:
+    assert "the name a stands here twice" in refused(
+        tmp_path, MINIMAL + "  - {name: a, jsonl: b.jsonl}\n"
+    )
+    assert "sources[0].name: " in refused(tmp_path, MINIMAL.replace("name: a", "name: a/b"))
+
+
+def test_sources_with_images_share_a_placeholder(tmp_path: Path) -> None:
+    other = MINIMAL + '  - {name: b, jsonl: b.jsonl, placeholder: "<img>"}\n'
+    assert "share one placeholder, got <image>, <img>" in refused(tmp_path, other)
+    text_only = other.replace("name: a,", "name: a, layout: text,")
+    assert load(tmp_path, text_only).text.placeholder == "<img>"
+
+
+# ---- sizes, secrets ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512 MiB", 512 * 2**20),
+        ("20 GB", 20 * 10**9),
+        ("1.5GiB", 3 * 2**29),
+        ("7", 7),
+        ("2k", 2000),
+        (" 1 TB ", 10**12),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_printed_config_shows_no_secret(tmp_path: Path) -> None:
+    text = MINIMAL.replace("a/*.jsonl", '"https://me:hunter2@host/a.jsonl?sig=abc123&v=1"')
+    config = load(tmp_path, text)
+    assert "hunter2" in config.sources[0].jsonl[0]
+    for printed in (repr(config), str(config), f"{config}"):
+        assert "hunter2" not in printed
+        assert "abc123" not in printed
+        assert "https://***@host/a.jsonl?sig=***&v=1" in printed
+
+
+def test_error_texts_show_no_secret(tmp_path: Path) -> None:
+    message = refused(tmp_path, MINIMAL + "serving: {host: 3, api_key: hunter2}\n")
+    assert "serving.api_key: unknown key" in message
+    assert "hunter2" not in message
+    message = refused(tmp_path, MINIMAL + "tokenizer: {template: 's3://me:hunter2@b/x'}\n")
+    assert "s3://***@b/x" in message
+    assert "hunter2" not in message

@@ -1,0 +1,12 @@
+"""The trainer's side of the data service: an iterator of micro-batches, and what goes with it.
+
+Importing it needs torch, numpy, grpcio, msgpack and zstandard, and never pulls in ray.
+"""
+
+from __future__ import annotations
+
+from trainer_client.batch import MicroBatch, VisionInfo
+from trainer_client.device import normalize
+from trainer_client.stream import PackStream, StreamStats
+
+__all__ = ["MicroBatch", "PackStream", "StreamStats", "VisionInfo", "normalize"]

@@ -1,0 +1,175 @@
+"""From received packs to the micro-batch a trainer sees: check, concatenate, derive.
+
+Invariants: what does not fit together is refused with WireError before a tensor is made;
+`pixel_values` of a single pack is a view of the received buffer, never a copy;
+padding is its own segment of `cu_seqlens`, has doc_id -1 and no labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dataservice.errors import WireError
+from dataservice.wire.messages import SessionOpened
+
+Arrays = Mapping[str, NDArray[Any]]
+
+# name -> (dtype on the wire, number of dimensions)
+PACK_ARRAYS = {
+    "input_ids": (np.int32, 1),
+    "labels": (np.int32, 1),
+    "cu_seqlens": (np.int32, 1),
+    "pixel_values": (np.uint8, 2),
+    "image_grid_thw": (np.int32, 2),
+    "image_doc_ids": (np.int32, 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionInfo:
+    """How pictures were cut, and what turns their bytes into what a vision model reads."""
+
+    patch: int
+    merge: int
+    temporal_patch: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, opened: SessionOpened) -> VisionInfo:
+        return cls(
+            patch=opened.patch,
+            merge=opened.merge,
+            temporal_patch=opened.temporal_patch,
+            mean=opened.mean,
+            std=opened.std,
+        )
+
+
+class MicroBatch(dict[str, Any]):
+    """What one rank computes in one forward and backward: k packs along the token axis.
+
+    T tokens, D segments (documents, and each pack's padding), N images, P patches:
+
+        input_ids, labels, position_ids   int64 [T]     labels unshifted, -100 = no loss
+        cu_seqlens                        int32 [D+1]   cu_seqlens[-1] == T
+        max_seqlen                        int           longest segment
+        doc_ids                           int32 [T]     number of the segment; -1 on padding
+        pixel_values                      uint8 [P, 3*patch*patch], see `normalize`
+        image_grid_thw                    int64 [N, 3]  in patches
+        image_doc_ids                     int32 [N]     segment of each image
+
+    `meta` has JSON types: step, micro_step, dp_rank, plan_digest, pack_ids, pack_numbers,
+    sample_keys (a list a pack), loss_tokens (planned, of the whole step, all ranks), num_images
+    (of this micro-batch), ranks_without_images (of this micro-step), holes, waited_s, and
+    digests (SHA-256 of each pack as received) where the stream was asked for them.
+    """
+
+    step: int
+    micro_step: int
+    is_last_micro_step: bool
+    meta: dict[str, Any]
+    vision: VisionInfo
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for t in self.values() if isinstance(t, torch.Tensor))
+
+
+def check_pack(arrays: Arrays, meta: Mapping[str, Any], *, pack_length: int, patch: int) -> None:
+    """Raise WireError unless the arrays are one whole pack as the session describes packs."""
+    pack_id = meta.get("pack_id", "?")
+
+    def refuse(why: str) -> WireError:
+        return WireError(f"pack {pack_id}: {why}")
+
+    for name, (dtype, ndim) in PACK_ARRAYS.items():
+        array = arrays.get(name)
+        if array is None:
+            raise refuse(f"array {name} is missing")
+        if array.dtype != dtype or array.ndim != ndim:
+            raise refuse(f"array {name} is {array.dtype} with {array.ndim} dimensions")
+    tokens, grid, bounds = arrays["input_ids"], arrays["image_grid_thw"], arrays["cu_seqlens"]
+    if tokens.shape != (pack_length,) or arrays["labels"].shape != (pack_length,):
+        raise refuse(f"{tokens.size} tokens, {arrays['labels'].size} labels, not {pack_length}")
+    if (
+        bounds.size < 2
+        or bounds[0] != 0
+        or bounds[-1] != pack_length
+        or (np.diff(bounds) < 1).any()
+    ):
+        raise refuse("cu_seqlens does not divide the pack into segments")
+    num_docs = meta.get("num_docs")
+    if not isinstance(num_docs, int) or not bounds.size - 2 <= num_docs <= bounds.size - 1:
+        raise refuse(f"{num_docs} documents in {bounds.size - 1} segments")
+    if grid.shape[1] != 3 or (grid < 1).any() or arrays["image_doc_ids"].shape != grid.shape[:1]:
+        raise refuse("image_grid_thw and image_doc_ids do not describe the same images")
+    if (
+        grid.size
+        and not 0 <= arrays["image_doc_ids"].min() <= arrays["image_doc_ids"].max() < num_docs
+    ):
+        raise refuse("an image belongs to no document")
+    patches = int(grid.astype(np.int64).prod(axis=1).sum())
+    if arrays["pixel_values"].shape != (patches, 3 * patch * patch):
+        shape = arrays["pixel_values"].shape
+        raise refuse(f"pixel_values has shape {shape}, the image grids need {patches} patches")
+
+
+def _concatenate(packs: Sequence[Arrays], name: str) -> torch.Tensor:
+    if len(packs) == 1:
+        return torch.from_numpy(packs[0][name])
+    return torch.from_numpy(np.concatenate([arrays[name] for arrays in packs]))
+
+
+def _segments(packs: Sequence[Arrays], num_docs: Sequence[int]) -> dict[str, torch.Tensor]:
+    """cu_seqlens of the packs in a row, and what follows from it token by token."""
+    lengths = np.concatenate([np.diff(arrays["cu_seqlens"]) for arrays in packs]).astype(np.int64)
+    names, first_segment = [], 0
+    image_docs = []
+    for arrays, docs in zip(packs, num_docs, strict=True):
+        segments = arrays["cu_seqlens"].size - 1
+        ids = np.arange(first_segment, first_segment + segments, dtype=np.int32)
+        ids[docs:] = -1
+        names.append(ids)
+        image_docs.append(arrays["image_doc_ids"] + np.int32(first_segment))
+        first_segment += segments
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    starts = np.repeat(bounds[:-1], lengths)
+    return {
+        "position_ids": torch.from_numpy(np.arange(bounds[-1], dtype=np.int64) - starts),
+        "cu_seqlens": torch.from_numpy(bounds.astype(np.int32)),
+        "doc_ids": torch.from_numpy(np.repeat(np.concatenate(names), lengths)),
+        "image_doc_ids": torch.from_numpy(np.concatenate(image_docs)),
+    }
+
+
+def build_micro_batch(
+    packs: Sequence[tuple[Arrays, Mapping[str, Any]]],
+    *,
+    meta: dict[str, Any],
+    is_last_micro_step: bool,
+    vision: VisionInfo,
+) -> MicroBatch:
+    """Packs that passed `check_pack`, in the order of their cell, as one micro-batch on the CPU."""
+    arrays = [pack_arrays for pack_arrays, _ in packs]
+    batch = MicroBatch()
+    batch["input_ids"] = _concatenate(arrays, "input_ids").long()
+    batch["labels"] = _concatenate(arrays, "labels").long()
+    batch.update(_segments(arrays, [pack_meta["num_docs"] for _, pack_meta in packs]))
+    batch["max_seqlen"] = int(batch["cu_seqlens"].diff().max())
+    batch["pixel_values"] = _concatenate(arrays, "pixel_values")
+    batch["image_grid_thw"] = _concatenate(arrays, "image_grid_thw").long()
+    batch.step, batch.micro_step = meta["step"], meta["micro_step"]
+    batch.is_last_micro_step = is_last_micro_step
+    batch.meta = meta | {
+        "sample_keys": [list(pack_meta.get("sample_keys", ())) for _, pack_meta in packs],
+        "holes": [hole for _, pack_meta in packs for hole in pack_meta.get("holes", ())],
+    }
+    batch.vision = vision
+    return batch

@@ -1,0 +1,1 @@
+"""Trainers to copy from."""

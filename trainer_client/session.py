@@ -1,0 +1,383 @@
+"""One rank's session with the service: open it, learn cells, fetch packs, report progress.
+
+Invariants: every call has a timeout, and a loop of calls ends with its `Patience`; a pack is
+handed on only when it is whole, checked and the one asked for; a cell's packs never change, only
+where they are fetched from; used after a fork, it refuses. Safe across threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.errors import (
+    DataServiceError,
+    DeadlineExceeded,
+    ServiceUnavailable,
+    StorageError,
+    WireError,
+)
+from dataservice.rpc.client import CoordinatorClient, DataClient
+from dataservice.wire.codec import PackDecoder
+from dataservice.wire.messages import (
+    GetSteps,
+    OpenSession,
+    PackPlace,
+    Progress,
+    SessionOpened,
+    StepCells,
+    Steps,
+    StreamPack,
+)
+from trainer_client.batch import check_pack
+
+LOG = logging.getLogger(__name__)
+
+PASSING = (ServiceUnavailable, DeadlineExceeded, StorageError)
+"""Errors that may pass: tried again for as long as somebody has patience."""
+
+POLL_S = 10.0
+"""Longest long poll; the answer of a call may take GRACE_S longer."""
+GRACE_S = 5.0
+BUILD_WAIT_S = 10.0
+"""How long a worker may take to build a pack before the client asks where it is now."""
+SLOWEST_BYTES_S = 2 << 20
+"""A link slower than this is treated as a worker that does not answer."""
+BACKOFF_S = (0.05, 2.0)
+
+Pack = tuple[dict[str, NDArray[Any]], dict[str, Any]]
+
+
+class Closed(Exception):
+    """Ends a loop whose owner closes the session; never reaches the user."""
+
+
+class Patience:
+    """How long a loop of calls may go on: until `stop` is set, or until a deadline."""
+
+    def __init__(self, stop: threading.Event, *, timeout_s: float | None = None) -> None:
+        self._stop = stop
+        self._started = time.monotonic()
+        self._timeout_s = timeout_s
+
+    def left_s(self, at_most: float) -> float:
+        """Seconds that the next call may take; raises Closed. 0 once the deadline has passed."""
+        if self._stop.is_set():
+            raise Closed
+        if self._timeout_s is None:
+            return at_most
+        return max(0.0, min(at_most, self._timeout_s - self.waited_s))
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def over(self) -> bool:
+        return self.left_s(1.0) == 0.0
+
+    def pause(self, attempt: int) -> None:
+        """Sleep before the next attempt: longer each time, with jitter."""
+        shortest, longest = BACKOFF_S
+        delay = min(longest, shortest * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+        self._stop.wait(self.left_s(delay))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivered:
+    """Everything before (step, micro_step) was yielded to the trainer."""
+
+    step: int
+    micro_step: int
+
+
+class Session:
+    """Calls of one rank. `request.wait_s` is filled in; its state says where to start."""
+
+    def __init__(self, endpoint: str, request: OpenSession) -> None:
+        self.endpoint = endpoint
+        self.request = request
+        self.stop = threading.Event()
+        self.doing = ""
+        """What a person who waits should know, in words."""
+        self.problem: DataServiceError | None = None
+        """The last call's, if it may pass."""
+        self.retries = 0
+        self.delivered = Delivered(step=0, micro_step=0)
+        self._opened: SessionOpened | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._unreported_s = 0.0
+        self._coordinator = CoordinatorClient(endpoint)
+        self._workers: dict[str, DataClient] = {}
+
+    @property
+    def opened(self) -> SessionOpened:
+        if self._opened is None:
+            raise DataServiceError("the session is not open")
+        return self._opened
+
+    def check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise DataServiceError(
+                f"this PackStream was opened by process {self._pid} and is used in process "
+                f"{os.getpid()} after a fork; open one stream in the process that trains (for a "
+                "DataLoader: num_workers=0, the stream prefetches by itself)"
+            )
+
+    # ---- coordinator ----------------------------------------------------------------------------
+
+    def open(self, timeout_s: float) -> SessionOpened:
+        """Ask until all ranks are there. DeadlineExceeded names the ranks that are missing."""
+        patience, attempt = Patience(self.stop, timeout_s=timeout_s), 0
+        while True:
+            wait_s = patience.left_s(POLL_S)
+            try:
+                opened = self._call(replace(self.request, wait_s=wait_s), wait_s + GRACE_S)
+            except PASSING as error:
+                if patience.over:
+                    raise self._late(patience, f"{self.endpoint} to answer", error) from error
+                attempt += 1
+                patience.pause(attempt)
+                continue
+            if opened.ready:
+                break
+            missing = ", ".join(str(r) for r in opened.missing_ranks)
+            self.doing = (
+                f'job "{self.request.job}" has {self.request.dp_size} ranks, and ranks {missing} '
+                f'have not come with run id "{self.request.run_id}"'
+            )
+            if patience.over:
+                raise self._late(patience, f"the session to open: {self.doing}")
+            patience.pause(0)
+        self._opened = opened
+        self.delivered = Delivered(step=opened.first_step, micro_step=opened.first_micro_step)
+        return opened
+
+    def get_steps(
+        self, first_step: int, count: int, *, wait_s: float, failed: tuple[str, ...] = ()
+    ) -> Steps:
+        """One GetSteps, which also reports progress and the seconds that the trainer waited."""
+        delivered, waited_s = self._take_report()
+        try:
+            steps: Steps = self._call(
+                GetSteps(
+                    session=self.opened.session,
+                    dp_rank=self.request.dp_rank,
+                    first_step=first_step,
+                    count=count,
+                    done_step=delivered.step,
+                    done_micro_step=delivered.micro_step,
+                    wait_s=wait_s,
+                    waited_s=waited_s,
+                    failed=failed,
+                ),
+                wait_s + GRACE_S,
+            )
+        except DataServiceError:
+            self.add_waited(waited_s)
+            raise
+        return steps
+
+    def report(self, *, closing: bool = False, timeout_s: float = GRACE_S) -> None:
+        """Progress when nothing else is asked for. A coordinator that is away is no error."""
+        delivered, waited_s = self._take_report()
+        progress = Progress(
+            session=self.opened.session,
+            dp_rank=self.request.dp_rank,
+            done_step=delivered.step,
+            done_micro_step=delivered.micro_step,
+            waited_s=waited_s,
+            closing=closing,
+        )
+        try:
+            self._call(progress, timeout_s)
+        except PASSING as error:
+            self.add_waited(waited_s)
+            LOG.info("progress of rank %d not reported: %s", self.request.dp_rank, error)
+
+    def add_waited(self, seconds: float) -> None:
+        with self._lock:
+            self._unreported_s += seconds
+
+    def _take_report(self) -> tuple[Delivered, float]:
+        with self._lock:
+            waited_s, self._unreported_s = self._unreported_s, 0.0
+            return self.delivered, waited_s
+
+    def _call(self, message: Any, timeout_s: float) -> Any:
+        self.check_process()
+        try:
+            answer = self._coordinator.call(message, timeout_s=timeout_s)
+        except Exception as error:
+            if self.stop.is_set():
+                raise Closed from error
+            if isinstance(error, PASSING):
+                self.problem = error
+            raise
+        self.problem = None
+        return answer
+
+    # ---- workers --------------------------------------------------------------------------------
+
+    def fetch_pack(
+        self,
+        known: dict[int, StepCells],
+        step: int,
+        micro_step: int,
+        number: int,
+        patience: Patience,
+    ) -> Pack:
+        """Pack `number` of a cell. `known` holds the step's cells and gets newer ones on a retry.
+
+        An endpoint that fails is reported and its packs are looked up again; bytes that are wrong
+        a second time are an error.
+        """
+        attempt, wrong = 0, False
+        problem: DataServiceError
+        while True:
+            place = known[step].cells[micro_step][number]
+            self.doing = f"pack {place.pack_id} is to come from the worker at {place.endpoint}"
+            try:
+                pack = self._stream(place, patience)
+                self.problem = None
+                return pack
+            except WireError as error:
+                if wrong:
+                    raise
+                wrong, problem = True, error
+            except PASSING as error:
+                problem = error
+            attempt += 1
+            self.retries += 1
+            LOG.warning("pack %s from %s: %s", place.pack_id, place.endpoint, problem)
+            if patience.over:
+                raise self._late(patience, f"pack {place.pack_id}", problem) from problem
+            if attempt > 1:
+                patience.pause(attempt)
+            self._look_up_again(known, step, place.endpoint, problem, patience)
+            self.problem = problem
+
+    def _look_up_again(
+        self,
+        known: dict[int, StepCells],
+        step: int,
+        endpoint: str,
+        problem: DataServiceError,
+        patience: Patience,
+    ) -> None:
+        slow = isinstance(problem, DeadlineExceeded)
+        self._drop_worker(endpoint)
+        try:
+            steps = self.get_steps(
+                step,
+                max(known) - step + 1,
+                wait_s=patience.left_s(1.0),
+                failed=() if slow else (endpoint,),
+            )
+        except PASSING as error:
+            LOG.info("coordinator %s: %s", self.endpoint, error)
+            return
+        for cells in steps.steps:
+            old = known.get(cells.step)
+            if old is not None and _pack_ids(old) != _pack_ids(cells):
+                raise DataServiceError(
+                    f"step {cells.step} was handed out twice with different packs for rank "
+                    f"{self.request.dp_rank}; restart the service, then resume from a checkpoint"
+                )
+            if old is not None:
+                known[cells.step] = cells
+
+    def _stream(self, place: PackPlace, patience: Patience) -> Pack:
+        self.check_process()
+        decoder = PackDecoder()
+        wait_s = patience.left_s(BUILD_WAIT_S)
+        timeout_s = wait_s + GRACE_S + place.size_bytes / SLOWEST_BYTES_S
+        request = StreamPack(
+            session=self.opened.session,
+            pack_id=place.pack_id,
+            dp_rank=self.request.dp_rank,
+            wait_s=wait_s,
+        )
+        try:
+            worker = self._worker(place.endpoint)
+            with worker.stream_pack(request, timeout_s=timeout_s) as frames:
+                for frame in frames:
+                    decoder.feed(frame)
+        except Exception as error:
+            if self.stop.is_set():
+                raise Closed from error
+            raise
+        arrays, meta = decoder.result()
+        self._check(place, arrays, meta)
+        return arrays, meta
+
+    def _check(
+        self, place: PackPlace, arrays: Mapping[str, NDArray[np.generic]], meta: dict[str, Any]
+    ) -> None:
+        if meta.get("pack_id") != place.pack_id:
+            raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
+        check_pack(arrays, meta, pack_length=self.opened.pack_length, patch=self.opened.patch)
+
+    def _worker(self, endpoint: str) -> DataClient:
+        with self._lock:
+            if self.stop.is_set():
+                raise Closed
+            if endpoint not in self._workers:
+                self._workers[endpoint] = DataClient(endpoint)
+            return self._workers[endpoint]
+
+    def _drop_worker(self, endpoint: str) -> None:
+        with self._lock:
+            client = self._workers.pop(endpoint, None)
+        if client is not None:
+            client.close()
+
+    def _late(
+        self, patience: Patience, what: str, problem: DataServiceError | None = None
+    ) -> DataServiceError:
+        rank, waited_s = self.request.dp_rank, patience.waited_s
+        return late_error(f"rank {rank} waited {waited_s:.3g} s for {what}", problem)
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """End every call in flight; what waits in this session raises Closed."""
+        self.stop.set()
+        self._coordinator.close()
+        with self._lock:
+            clients, self._workers = list(self._workers.values()), {}
+        for client in clients:
+            client.close()
+
+    def say_goodbye(self, timeout_s: float = 2.0) -> None:
+        """The last progress report, over a connection of its own; after `interrupt`."""
+        if self._opened is None:
+            return
+        self._coordinator = CoordinatorClient(self.endpoint)
+        try:
+            self.report(closing=True, timeout_s=timeout_s)
+        except (Closed, DataServiceError) as error:
+            LOG.info("rank %d left without a goodbye: %s", self.request.dp_rank, error)
+        finally:
+            self._coordinator.close()
+
+
+def _pack_ids(cells: StepCells) -> list[list[str]]:
+    return [[place.pack_id for place in cell] for cell in cells.cells]
+
+
+def late_error(text: str, problem: DataServiceError | None) -> DataServiceError:
+    """What a wait that ended at its deadline raises, given what went wrong last, if anything."""
+    if isinstance(problem, ServiceUnavailable):
+        return ServiceUnavailable(f"{text}: {problem}; the stream's cursor is intact")
+    return DeadlineExceeded(f"{text}: {problem}" if problem is not None else text)

@@ -1,0 +1,139 @@
+"""Packs made up from a seed, in the form that workers send, for tests and trials.
+
+Invariants: the same arguments give the same bytes; a pack is what `check_pack` accepts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.wire.messages import SessionOpened
+
+IGNORE = -100
+PAD, VISION_START, VISION_END, IMAGE = 256, 259, 260, 261
+FAKE_INFO = SessionOpened(
+    ready=True,
+    plan_digest="fake",
+    pack_length=64,
+    patch=2,
+    merge=2,
+    temporal_patch=2,
+    mean=(0.5, 0.4, 0.3),
+    std=(0.3, 0.25, 0.2),
+    decoder="fake",
+    vocab_size=262,
+    pad_token=PAD,
+    image_token=IMAGE,
+)
+"""What sessions of a FakeService look like: packs of 64 byte tokens, patches of 2 x 2 pixels."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FakePack:
+    arrays: Arrays
+    meta: dict[str, Any]
+    """num_docs, sample_keys, holes; the service adds pack_id."""
+    loss_tokens: int
+    """As planned: a hole does not change it."""
+    cost: int = 0
+
+    @property
+    def num_images(self) -> int:
+        return len(self.arrays["image_grid_thw"])
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def synthetic_packs(
+    count: int, *, seed: int = 0, image_share: float = 0.5, info: SessionOpened = FAKE_INFO
+) -> list[FakePack]:
+    """Packs of several short documents, some padding, images of unequal size in a share of them."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    with_images = rng.permutation(count) < round(count * image_share)
+    return [_pack(f"pack{i}", rng, bool(images), info) for i, images in enumerate(with_images)]
+
+
+def _pack(name: str, rng: np.random.Generator, images: bool, info: SessionOpened) -> FakePack:
+    tokens: list[int] = []
+    bounds, grids, image_docs = [0], [], []
+    while True:
+        document, doc_grids = _document(rng, images, info.merge)
+        if len(tokens) + len(document) > info.pack_length:
+            break
+        image_docs += [len(bounds) - 1] * len(doc_grids)
+        tokens += document
+        grids += doc_grids
+        bounds.append(len(tokens))
+    num_docs = len(bounds) - 1
+    tokens += [info.pad_token] * (info.pack_length - len(tokens))
+    bounds = sorted({*bounds, info.pack_length})
+    ids = np.array(tokens, np.int32)
+    labels = np.where(ids < PAD, ids, IGNORE)
+    for start, stop in itertools.pairwise(bounds):
+        labels[start : start + 1 + (stop - start) // 4] = IGNORE
+    grid = np.array(grids, np.int32).reshape(-1, 3)
+    patches = grid.prod(axis=1, dtype=np.int64)
+    pixels = rng.integers(0, 256, (patches.sum(), 3 * info.patch**2), np.uint8)
+    return FakePack(
+        arrays={
+            "input_ids": ids,
+            "labels": labels.astype(np.int32),
+            "cu_seqlens": np.array(bounds, np.int32),
+            "pixel_values": pixels,
+            "image_grid_thw": grid,
+            "image_doc_ids": np.array(image_docs, np.int32),
+        },
+        meta={"num_docs": num_docs, "sample_keys": [f"{name}/{i}" for i in range(num_docs)]},
+        loss_tokens=int((labels != IGNORE).sum()),
+        cost=int((patches * (16 + patches)).sum()),
+    )
+
+
+def _document(
+    rng: np.random.Generator, images: bool, merge: int
+) -> tuple[list[int], list[tuple[int, int, int]]]:
+    tokens = rng.integers(0, PAD, rng.integers(4, 20)).tolist()
+    grids = []
+    for _ in range(int(rng.integers(1, 3)) if images else 0):
+        height, width = (merge * int(side) for side in rng.integers(1, 4, 2))
+        grids.append((1, height, width))
+        num_tokens = height * width // merge**2
+        tokens[2:2] = [VISION_START, *[IMAGE] * num_tokens, VISION_END]
+    return tokens, grids
+
+
+def with_hole(pack: FakePack) -> FakePack:
+    """The pack as if its first image could not be read: zeros, no labels in that document."""
+    arrays = {name: array.copy() for name, array in pack.arrays.items()}
+    document = int(arrays["image_doc_ids"][0])
+    start, stop = arrays["cu_seqlens"][document : document + 2]
+    arrays["pixel_values"][: arrays["image_grid_thw"][0].prod()] = 0
+    arrays["labels"][start:stop] = IGNORE
+    hole = f"{pack.meta['sample_keys'][document]}#0: cannot be read"
+    return replace(pack, arrays=arrays, meta=pack.meta | {"holes": [hole]})
+
+
+def padding_pack(info: SessionOpened = FAKE_INFO) -> FakePack:
+    """A pack without a document, as it fills the last step."""
+    length = info.pack_length
+    return FakePack(
+        arrays={
+            "input_ids": np.full(length, info.pad_token, np.int32),
+            "labels": np.full(length, IGNORE, np.int32),
+            "cu_seqlens": np.array([0, length], np.int32),
+            "pixel_values": np.zeros((0, 3 * info.patch**2), np.uint8),
+            "image_grid_thw": np.zeros((0, 3), np.int32),
+            "image_doc_ids": np.zeros(0, np.int32),
+        },
+        meta={"num_docs": 0, "sample_keys": []},
+        loss_tokens=0,
+    )
