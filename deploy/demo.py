@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -35,15 +36,23 @@ def dataservice(*arguments: str) -> str:
 
 
 @contextlib.contextmanager
-def two_data_nodes(resource: str) -> Iterator[str]:
-    """A Ray cluster on this machine with a head and two data nodes; yields its address."""
+def two_data_nodes(resource: str, temp_dir: Path) -> Iterator[str]:
+    """A Ray cluster on this machine with a head and two data nodes; yields its address.
+
+    Ray's sockets lie below `temp_dir`, whose path must be short for that.
+    """
     from dataservice.actors.ray_local import ray_environment
 
     ray_environment()
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 2,
+            "include_dashboard": False,
+            "temp_dir": str(temp_dir),
+        },
     )
     try:
         for _ in range(2):
@@ -112,23 +121,28 @@ def _arrival_key(pack: dict[str, Any]) -> int:
 
 
 def compare(steps: list[dict[str, Any]], delivered: list[dict[str, Any]]) -> dict[str, int]:
-    """Planned packs against delivered ones: by step, pack and samples, and by content."""
+    """What was planned against what the ranks counted in their own batches: step, cell, pack,
+    samples, tokens and images of each."""
     planned = Counter(
-        (step["step"], cell["micro_step"], cell["dp_rank"], pack["pack_id"], *pack["sample_keys"])
+        (
+            *(step["step"], cell["micro_step"], cell["dp_rank"], pack["pack_id"]),
+            *(pack["tokens"], pack["num_images"], *pack["sample_keys"]),
+        )
         for step in steps
         for cell in step["cells"]
         for pack in cell["packs"]
     )
     arrived = Counter(
-        (line["step"], line["micro_step"], line["dp_rank"], *line["pack_ids"], *line["sample_keys"])
+        (
+            *(line["step"], line["micro_step"], line["dp_rank"], *line["pack_ids"]),
+            *(line["tokens"], line["num_images"], *line["sample_keys"][0]),
+        )
         for line in delivered
     )
-    real = [line for line in delivered if line["pack_ids"] != ["pad"]]
-    digests = Counter(digest for line in real for digest in line["digests"])
     return {
         "packs": sum(arrived.values()),
-        "padding": len(delivered) - len(real),
-        "duplicates": sum((arrived - planned).values()) + sum(digests.values()) - len(digests),
+        "padding": sum(line["pack_ids"].count("pad") for line in delivered),
+        "duplicates": sum((arrived - planned).values()),
         "missing": sum((planned - arrived).values()),
     }
 
@@ -147,7 +161,7 @@ def run(folder: Path) -> int:
     config = load_config(str(CONFIG))
     print("serve: Ray with a head and two data nodes on this machine", flush=True)
     with (
-        two_data_nodes(config.workers.resource) as address,
+        two_data_nodes(config.workers.resource, folder) as address,
         running_service(config, address=address) as service,
     ):
         print(f"train: {DP_SIZE} ranks read from {service.endpoint}", flush=True)
@@ -190,8 +204,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", metavar="DIR", help="work in DIR and keep what is written there")
     args = parser.parse_args()
-    folder = Path(args.keep) if args.keep else Path(tempfile.mkdtemp(prefix="dataservice-demo-"))
+    folder = Path(args.keep) if args.keep else Path(tempfile.mkdtemp(prefix="demo-"))
     folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: ended by SIGTERM"))
     try:
         return run(folder)
     finally:

@@ -18,9 +18,10 @@ def logged(batches: Iterable[MicroBatch], path: Path) -> Iterator[MicroBatch]:
     with path.open("w") as log:
         for batch in batches:
             meta = batch.meta
-            names = ("step", "micro_step", "dp_rank", "pack_ids", "digests", "sample_keys")
+            names = ("step", "micro_step", "dp_rank", "pack_ids", "sample_keys")
             line = {name: meta[name] for name in (*names, "holes", "waited_s")}
             line["tokens"] = int((batch["doc_ids"] >= 0).sum())
+            line["num_images"] = len(batch["image_grid_thw"])
             log.write(json.dumps(line) + "\n")
             yield batch
 
@@ -42,7 +43,6 @@ def main() -> None:
         dp_rank=rank,
         dp_size=dist.get_world_size(),
         micro_steps=args.micro_steps,
-        digests=True,
     ) as stream:
         info = stream.open()
         sizes = ModelSizes(

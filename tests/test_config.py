@@ -94,7 +94,7 @@ def test_json_that_does_not_fit_is_refused(text: str) -> None:
     ("extra", "line", "words"),
     [
         ("plan: {pack_lenght: 4096}", 6, ["plan.pack_lenght", "did you mean plan.pack_length?"]),
-        ("sorces: []", 6, ["sorces", "did you mean sources?"]),
+        ("source: []", 6, ["source", "did you mean sources?"]),
         ("pack_length: 4096", 6, ["pack_length", "did you mean plan.pack_length?"]),
         ("workers:\n  zzz: 1", 7, ["workers.zzz", "Known here: count, min, max"]),
         ("vision: {patch: fourteen}", 6, ["vision.patch", "valid integer", "'fourteen'"]),

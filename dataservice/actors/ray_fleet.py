@@ -127,7 +127,7 @@ class RayFleet:
                 name = ends[reference]
                 actor = group.pop(name)
                 try:
-                    await asyncio.to_thread(ray.get, reference, timeout=5.0)
+                    await reference
                 except ray.exceptions.RayError as error:
                     _LOG.warning("%s ended: %s", name, str(error).splitlines()[0])
                 ray.kill(actor.handle)

@@ -17,9 +17,11 @@ LOOPBACK = "127.0.0.1"
 
 
 def ray_environment() -> None:
-    """Settings that must be in the environment before Ray is imported."""
+    """For a Ray of this machine alone; must be called before Ray is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    # Ray's own switch for "one machine only": nodes name themselves by the loopback address
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
     token_given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ

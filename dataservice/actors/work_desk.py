@@ -44,7 +44,7 @@ PACK_ATTEMPTS = 6
 STORAGE_HOLE_ATTEMPTS = 2
 """After this many failed builds a storage error becomes a hole."""
 CALLS_TO_LOSE = 5
-"""A worker that clients report this often without being served loses its lease."""
+"""A worker that clients report this often while it serves nobody loses its lease."""
 
 
 class WorkDesk:
@@ -73,25 +73,27 @@ class WorkDesk:
 
     def assign(self, session: Session, active: ActiveStep, packs: list[int]) -> None:
         usable = self._shared.registry.usable_workers()
-        node_of = {w: self._shared.registry.workers[w].hello.node for w in usable}
+        on_node: dict[str, list[str]] = {}
+        for worker_id in usable:
+            node = self._shared.registry.workers[worker_id].hello.node
+            on_node.setdefault(node, []).append(worker_id)
         for i in packs:
             micro_step, dp_rank = int(active.micro_step[i]), int(active.dp_rank[i])
-            if session.is_done(active.step, micro_step, dp_rank):
-                continue
             lane = int(active.lane[i])
             node = self._shared.lane_nodes[lane] if lane >= 0 and self._shared.lane_nodes else ""
             worker = choose_worker(
                 dp_rank,
                 micro_step,
                 dp_size=session.grid.dp_size,
-                home_workers=[w for w in usable if node_of[w] == node],
+                home_workers=on_node.get(node, []),
                 all_workers=usable,
                 avoid=self._avoid.get(
                     (session.generation, active.planned.pack_ids[i]), frozenset()
                 ),
             )
             active.worker[i] = worker
-            if worker is not None and lane >= 0:
+            done = session.is_done(active.step, micro_step, dp_rank)
+            if worker is not None and lane >= 0 and not done:
                 self._shared.registry.give(worker, session.generation, active.step, i)
 
     def complain(self, endpoints: tuple[str, ...]) -> None:
@@ -174,6 +176,8 @@ class WorkDesk:
 
     async def pull_work(self, request: PullWork) -> Work:
         seat = self._shared.registry.worker(request.worker_id, request.lease)
+        if seat.stats is not None and request.served_packs > seat.stats.served_packs:
+            self._complaints.pop(request.worker_id, None)
         seat.stats = request
         until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
         known_session, known_done = request.session, -1

@@ -224,7 +224,9 @@ class Worker:
         while (job := tools.queue.take()) is not None:
             try:
                 frames = self._build(tools, job)
-            except (DataServiceError, OSError, ValueError) as error:
+            except Exception as error:
+                if tools.closed:
+                    return
                 self._build_failed(tools, job, error)
             else:
                 self._built += 1
@@ -355,6 +357,7 @@ class _Tools:
         )
         self.queue = BuildQueue(ready_bytes_bound=workers.ready_bytes, on_change=on_change)
         self._padding: list[bytes] | None = None
+        self.closed = False
 
     def build(self, job: Job, holes: dict[str, str]) -> BuiltPack:
         return self._build(job.spec, holes, storage_holes=job.storage_holes)
@@ -378,6 +381,7 @@ class _Tools:
         return self._padding
 
     def close(self) -> None:
+        self.closed = True
         self.queue.close()
         self.pools.close()
         self.reader.close()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from dataservice.config import Config
@@ -17,6 +18,8 @@ from dataservice.core.plan import Plan, StepPlan
 from dataservice.core.settings import Grid
 from dataservice.errors import ConfigError
 from dataservice.storage.index import Index
+
+_COLUMNS = ("micro", "rank", "pack", "number", "tokens", "images", "image\ntokens", "cost", "lane")
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -110,20 +113,13 @@ def step_table(step: dict[str, Any], pack_length: int) -> Table:
         f"plan {step['plan_digest'][:12]}",
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        expand=True,
     )
-    for name in (
-        "micro",
-        "rank",
-        "pack",
-        "number",
-        "tokens",
-        "images",
-        "image tok",
-        "cost",
-        "lane",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("samples", no_wrap=True, overflow="ellipsis")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("samples", no_wrap=True, ratio=1)
     for cell in cells:
         for pack in cell["packs"]:
             keys = pack["sample_keys"]

@@ -26,8 +26,8 @@ def _is_section(value: Any) -> bool:
     )
 
 
-def _title(name: str) -> str | None:
-    return name.replace("_", " ") or None
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _text(value: Any) -> str:
@@ -43,17 +43,17 @@ def _text(value: Any) -> str:
 
 
 def _pairs(name: str, values: dict[str, Any]) -> Table:
-    table = Table(title=_title(name), title_justify="left", show_header=False)
+    table = Table(title=_words(name) or None, title_justify="left", show_header=False)
     for key, value in values.items():
-        table.add_row(_title(str(key)), _text(value))
+        table.add_row(_words(str(key)), _text(value))
     return table
 
 
 def _rows(name: str, rows: list[dict[str, Any]]) -> Table:
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = Table(title=_title(name), title_justify="left")
+    table = Table(title=_words(name) or None, title_justify="left")
     for column in columns:
-        table.add_column(_title(column))
+        table.add_column(_words(column))
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in columns))
     return table

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +31,16 @@ def ray_cluster(data_nodes: int, *, num_cpus: int = 4) -> Iterator[Any]:
 
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": num_cpus, "include_dashboard": False},
+        head_node_args={
+            "num_cpus": num_cpus,
+            "include_dashboard": False,
+        },
     )
     try:
         for _ in range(data_nodes):
-            cluster.add_node(num_cpus=num_cpus, resources={RESOURCE: 1})
+            cluster.add_node(
+                num_cpus=num_cpus, resources={RESOURCE: 1}
+            )
         yield cluster
     finally:
         cluster.shutdown()
@@ -60,8 +65,11 @@ class Delivery:
     micro_step: int
     dp_rank: int
     pack_ids: tuple[str, ...]
+    numbers: tuple[int, ...]
+    """Global pack numbers."""
     digests: tuple[str, ...]
-    sample_keys: tuple[str, ...]
+    sample_keys: tuple[tuple[str, ...], ...]
+    """By pack."""
     loss_tokens: int
     holes: tuple[str, ...]
 
@@ -136,8 +144,9 @@ def read_ranks(
                         micro_step=batch.micro_step,
                         dp_rank=rank,
                         pack_ids=tuple(meta["pack_ids"]),
+                        numbers=tuple(meta["pack_numbers"]),
                         digests=tuple(meta["digests"]),
-                        sample_keys=tuple(meta["sample_keys"]),
+                        sample_keys=tuple(tuple(keys) for keys in meta["sample_keys"]),
                         loss_tokens=meta["loss_tokens"],
                         holes=tuple(meta["holes"]),
                     )
@@ -163,13 +172,23 @@ def read_ranks(
     return readers
 
 
-def worker_pids() -> list[int]:
-    """Of the worker actors of Ray clusters on this machine that this process started."""
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if any("ray::WorkerActor" in part for part in process.info["cmdline"] or [])
-    ]
+def listener(endpoint: str) -> int:
+    """Process that listens at "host:port"."""
+    port = int(endpoint.rpartition(":")[2])
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            assert connection.pid is not None
+            return connection.pid
+    raise LookupError(endpoint)
+
+
+def worker_pids(service: Service) -> list[int]:
+    """Of the workers that the coordinator knows and that still run."""
+    pids = []
+    for worker in service.status()["workers"]:
+        with suppress(LookupError):
+            pids.append(listener(worker["endpoint"]))
+    return pids
 
 
 def kill(pid: int) -> None:
