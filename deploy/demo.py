@@ -39,10 +39,11 @@ def dataservice(*arguments: str) -> str:
 def two_data_nodes(resource: str, temp_dir: Path) -> Iterator[str]:
     """A Ray cluster on this machine with a head and two data nodes; yields its address.
 
-    Ray's sockets lie below `temp_dir`, whose path must be short for that.
+    Ray keeps its logs and sockets below `temp_dir`, whose path must be short for that.
     """
     from dataservice.actors.ray_local import ray_environment
 
+    os.environ["RAY_TMPDIR"] = str(temp_dir)
     ray_environment()
     from ray.cluster_utils import Cluster
 
@@ -51,7 +52,6 @@ def two_data_nodes(resource: str, temp_dir: Path) -> Iterator[str]:
         head_node_args={
             "num_cpus": 2,
             "include_dashboard": False,
-            "temp_dir": str(temp_dir),
         },
     )
     try:
@@ -79,6 +79,7 @@ def train(endpoint: str, job: str, log_dir: Path) -> None:
             "WORLD_SIZE": str(DP_SIZE),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
+            "TMPDIR": str(log_dir),  # torch makes a folder of its own there
         }
         command = [sys.executable, str(HERE / "demo_trainer.py"), "--endpoint", endpoint]
         options = ["--job", job, "--micro-steps", str(MICRO_STEPS), "--log-dir", str(log_dir)]
@@ -106,7 +107,10 @@ def idle_share(rows: list[list[int]]) -> float:
 def planned_rows(steps: list[dict[str, Any]], *, arrival: bool) -> list[list[int]]:
     rows = []
     for step in steps:
-        cost = {(c["micro_step"], c["dp_rank"]): sum(p["cost"] for p in c["packs"]) for c in step["cells"]}
+        cost = {
+            (c["micro_step"], c["dp_rank"]): sum(p["cost"] for p in c["packs"])
+            for c in step["cells"]
+        }
         if arrival:
             packs = sorted((p for c in step["cells"] for p in c["packs"]), key=_arrival_key)
             cost = {divmod(i, DP_SIZE): pack["cost"] for i, pack in enumerate(packs)}
@@ -157,7 +161,9 @@ def run(folder: Path) -> int:
     dataservice("index", str(CONFIG))
     print("plan: computed by a process of its own, to compare with", flush=True)
     options = ("--steps", ALL_STEPS, "--dp-size", str(DP_SIZE), "--micro-steps", str(MICRO_STEPS))
-    steps = [json.loads(x) for x in dataservice("plan", str(CONFIG), *options, "--json").splitlines()]
+    steps = [
+        json.loads(x) for x in dataservice("plan", str(CONFIG), *options, "--json").splitlines()
+    ]
     config = load_config(str(CONFIG))
     print("serve: Ray with a head and two data nodes on this machine", flush=True)
     with (
@@ -190,7 +196,7 @@ summary
   idle share, arrival order    {idle_share(planned_rows(steps, arrival=True)):.1%} (modelled)
   idle share, balanced         {idle_share(planned_rows(steps, arrival=False)):.1%} (modelled)
   holes                        {status["holes"]}
-  trainers waited              {max(map(sum, waits)):.1f} s of {training:.1f} s (measured, slowest rank)
+  trainers waited              {max(map(sum, waits)):.1f} s of {training:.1f} s (measured)
   of that for the first batch  {max(w[0] for w in waits):.1f} s
   images decoded               {sum(worker["images"] for worker in status["workers"])}
   read from staged copies      {staged / max(1, staged + origin):.0%}

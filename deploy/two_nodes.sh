@@ -4,9 +4,10 @@
 #     deploy/two_nodes.sh CONFIG [option of `dataservice serve` ...]
 #
 # Everything of Ray's listens on loopback and asks for a token that is made here and lives in the
-# environment of these processes only. When the service ends, or on SIGINT or SIGTERM (exit codes 130
-# and 143), what was started here is stopped by its own process ids; other clusters on the machine
-# are left alone. Both nodes share this machine's cores, and each claims all of them.
+# environment of these processes only. When the service ends, or on SIGINT, SIGTERM or SIGHUP (exit
+# code 128 + signal), what was started here is stopped by its own process ids, the service first;
+# other clusters on the machine are left alone. Both nodes share this machine's cores, and each
+# claims all of them.
 set -euo pipefail
 
 START_S=60 # a node may take to start
@@ -37,7 +38,7 @@ ended() {
 
 stop() {
   local i
-  trap '' INT TERM
+  trap '' HUP INT TERM
   for ((i = ${#pids[@]} - 1; i >= 0; i--)); do # the service, the second node, the head
     kill -TERM "${pids[i]}" 2>/dev/null || continue
     ended "${pids[i]}"
@@ -46,6 +47,7 @@ stop() {
 }
 
 trap stop EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -62,10 +64,11 @@ PY
 unset RAY_ADDRESS RAY_AUTH_TOKEN_PATH
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
-# node NAME [option of `ray start` ...]: starts a node and waits until it is there.
+# node NAME [option of `ray start` ...]: starts a node and waits until it is there. In a session of
+# its own, as a signal to the whole process group would end it before the service.
 node() {
   local log=$run/$1.log left=$((START_S * 5))
-  ray start --block --temp-dir="$run/ray" --resources='{"data_node": 1}' --log-color=false \
+  setsid ray start --block --temp-dir="$run/ray" --resources='{"data_node": 1}' --log-color=false \
     --object-store-memory=100000000 "${@:2}" >"$log" 2>&1 &
   pids+=($!)
   until grep -qs 'Ray runtime started' "$log"; do

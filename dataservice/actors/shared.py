@@ -56,6 +56,7 @@ class Shared:
 
     def current(self, generation: int) -> Session:
         """The open session, if it is the caller's; raises what the caller must be told if not."""
+        _ = self.plan  # a coordinator that is still opening has not restored its session yet
         session = self.session
         if session is None or session.generation != generation:
             newer = "none is open" if session is None else f"run {session.run_id} reads it now"

@@ -71,7 +71,7 @@ class ItemSpec:
 
     @property
     def piece_key(self) -> str:
-        """The sample key, with "[start:stop]" behind it when the item is one piece of the sample."""
+        """The sample key, with "[start:stop]" behind it when the item is a piece of the sample."""
         if (self.start, self.stop) == (0, self.total_tokens):
             return self.key
         return f"{self.key}[{self.start}:{self.stop}]"

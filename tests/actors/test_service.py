@@ -237,7 +237,9 @@ def test_missing_ranks_are_named(config: Config) -> None:
 def test_the_end_of_the_data_is_the_same_for_all_and_resumes_to_nothing(
     config: Config, undisturbed: Readers
 ) -> None:
-    last = {rank: max(d.step for d in undisturbed.deliveries if d.dp_rank == rank) for rank in (0, 1)}
+    last = {
+        rank: max(d.step for d in undisturbed.deliveries if d.dp_rank == rank) for rank in (0, 1)
+    }
     assert last[0] == last[1]
     with LocalService(config) as service:
         rest = read_ranks(

@@ -21,7 +21,15 @@ import numpy as np
 import pytest
 from support import reference, slow_origin
 from support.demo_config import write_config
-from support.harness import Readers, cluster_service, kill, listener, plan_of, read_ranks, worker_pids
+from support.harness import (
+    Readers,
+    cluster_service,
+    kill,
+    listener,
+    plan_of,
+    read_ranks,
+    worker_pids,
+)
 
 from dataservice.config import load_config
 from dataservice.errors import ResumeRefused, ServiceUnavailable
@@ -154,9 +162,7 @@ def _spelled_slice(text: bytes, start: int, stop: int) -> bytes:
 @pytest.fixture(scope="module")
 def plan(config_path: Path) -> dict[int, list[str]]:
     """Sorted pack ids by step, as another process plans them."""
-    steps = plan_of(
-        str(config_path), steps=f"0:{STEPS}", dp_size=DP_SIZE, micro_steps=MICRO_STEPS
-    )
+    steps = plan_of(str(config_path), steps=f"0:{STEPS}", dp_size=DP_SIZE, micro_steps=MICRO_STEPS)
     return {
         step["step"]: sorted(p["pack_id"] for cell in step["cells"] for p in cell["packs"])
         for step in steps
@@ -188,9 +194,7 @@ def test_every_sample_arrives_once_and_as_it_is(
     readers, checker, status = undisturbed
     assert readers.packs_of_step() == plan
     assert len({p for ids in plan.values() for p in ids}) == STEPS * DP_SIZE * MICRO_STEPS
-    photos = Counter(
-        {k: n for k, n in checker.samples.items() if k.startswith("photos/")}
-    )
+    photos = Counter({k: n for k, n in checker.samples.items() if k.startswith("photos/")})
     print(f"{sum(checker.samples.values())} samples, {checker.images} images compared")
     assert max(photos.values()) >= 2 and len(photos) == 160
     assert status["holes"] == 0

@@ -1,6 +1,6 @@
 """A coordinator in a process of its own, without Ray; prints its endpoint, ends with its input.
 
-    python tests/slow/coordinator_process.py CONFIG.yaml
+python tests/slow/coordinator_process.py CONFIG.yaml
 """
 
 from __future__ import annotations

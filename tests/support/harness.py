@@ -38,18 +38,14 @@ def ray_cluster(data_nodes: int, *, num_cpus: int = 4) -> Iterator[Any]:
     )
     try:
         for _ in range(data_nodes):
-            cluster.add_node(
-                num_cpus=num_cpus, resources={RESOURCE: 1}
-            )
+            cluster.add_node(num_cpus=num_cpus, resources={RESOURCE: 1})
         yield cluster
     finally:
         cluster.shutdown()
 
 
 @contextmanager
-def cluster_service(
-    config: Config, *, data_nodes: int = 2
-) -> Iterator[tuple[Service, Any]]:
+def cluster_service(config: Config, *, data_nodes: int = 2) -> Iterator[tuple[Service, Any]]:
     with (
         ray_cluster(data_nodes) as cluster,
         running_service(config, address=cluster.address) as service,

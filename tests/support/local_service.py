@@ -61,7 +61,9 @@ class _Runner:
 
 
 class LocalService:
-    def __init__(self, config: Config, *, workers: int = 1, nodes: tuple[str, ...] = ("n0",)) -> None:
+    def __init__(
+        self, config: Config, *, workers: int = 1, nodes: tuple[str, ...] = ("n0",)
+    ) -> None:
         self.config = config
         self._nodes = nodes
         self.workers: dict[str, _Runner] = {}
@@ -83,9 +85,7 @@ class LocalService:
             Path(self.config.state_dir).mkdir(parents=True, exist_ok=True)
             log = StateLog(str(Path(self.config.state_dir) / "coordinator.journal"))
             coordinator = Coordinator(self.config, PlannerProcess(), log)
-            server = await start_server(
-                coordinator=coordinator, bind=f"127.0.0.1:{self._port}"
-            )
+            server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{self._port}")
             await coordinator.start()
             return coordinator, server
 

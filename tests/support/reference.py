@@ -1,4 +1,4 @@
-"""An independent reading of LLaVA samples: only PIL, json, zipfile and numpy, nothing of the service.
+"""An independent reading of LLaVA samples by PIL, json, zipfile and numpy alone.
 
 It says what text and which patches a sample must have, so that delivered packs can be compared.
 """

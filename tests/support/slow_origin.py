@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-_MODULE = '''
+_MODULE = """
 import os
 import time
 
@@ -32,7 +32,7 @@ class SlowFileSystem(LocalFileSystem):
         with open(self._strip_protocol(path), "rb") as file:
             file.seek(start or 0)
             return file.read() if end is None else file.read(end - (start or 0))
-'''
+"""
 
 
 def install(folder: Path, *, latency_s: float) -> dict[str, str]:
@@ -41,9 +41,7 @@ def install(folder: Path, *, latency_s: float) -> dict[str, str]:
     info.mkdir(parents=True)
     (folder / "slow_origin_fs.py").write_text(_MODULE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-origin-fs\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        "[fsspec.specs]\nslow = slow_origin_fs:SlowFileSystem\n"
-    )
+    (info / "entry_points.txt").write_text("[fsspec.specs]\nslow = slow_origin_fs:SlowFileSystem\n")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), "SLOW_ORIGIN_S": str(latency_s)}
 
