@@ -206,9 +206,7 @@ def bare_patches(data: bytes, size: tuple[int, int], patch: int, merge: int) -> 
 def build(config: Config, specs: Sequence[PackSpec], encode: bool) -> Measured:
     workers = config.workers
     reader, renderer = ShardReader(None), TextRenderer.build(config.text)
-    limits = DecodeLimits(
-        deadline_s=workers.decode_deadline_s, max_pixels=workers.max_image_pixels
-    )
+    limits = DecodeLimits(deadline_s=workers.decode_deadline_s, max_pixels=workers.max_image_pixels)
     with (
         BuildPools(decode_threads=workers.decode_threads) as pools,
         ThreadPoolExecutor(BUILDERS) as builders,

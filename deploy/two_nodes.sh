@@ -28,11 +28,14 @@ esac
 run= # everything Ray writes goes below it; short, as a socket's path has 107 bytes at most
 pids=()
 
-# Waits for a process of ours, kills it when it does not end.
+# Waits for a process of ours; kills it, and what runs in its session, when it does not end.
 ended() {
   local left=$((STOP_S * 10))
   while kill -0 "$1" 2>/dev/null && [ $((left -= 1)) -gt 0 ]; do sleep 0.1; done
-  if kill -KILL "$1" 2>/dev/null; then say "process $1 had to be killed"; fi
+  if kill -KILL "$1" 2>/dev/null; then
+    say "process $1 had to be killed"
+    pkill -KILL -s "$1" || true
+  fi
   wait "$1" 2>/dev/null || true
 }
 

@@ -193,12 +193,34 @@ class FakeCoordinator:
         return refuse
 
     async def get_status(self, _request: GetStatus) -> StatusReport:
+        worker = {
+            "node": "n" * 56,
+            "draining": False,
+            "ready_packs": 7,
+            "ready_bytes": 5 << 20,
+            "queued_packs": 2,
+            "served_packs": 1234,
+            "images": 99,
+            "read_origin_bytes": 0,
+        }
         report = {
             "job": "cli",
-            "step": 12,
-            "ready": True,
-            "holes": {"caption": 3},
-            "workers": [{"worker_id": "w0", "ready_bytes": 1048576}, {"worker_id": "w1"}],
+            "state": "serving",
+            "plan_digest": "ab" * 32,
+            "samples": 650,
+            "holes": 3,
+            "worst_shards": {"caption/a.jsonl": 3},
+            "target_workers": 2,
+            "workers": [{"id": "w0"} | worker, {"id": "w1"} | worker | {"draining": True}],
+            "session": {
+                "run_id": "night",
+                "done_step": 12,
+                "end_step": -1,
+                "dp_size": 2,
+                "micro_steps": 4,
+                "waited_s": [0.5, 61.25],
+                "failure": "",
+            },
         }
         return StatusReport(status=json.dumps(report))
 
@@ -227,13 +249,24 @@ def endpoint() -> Iterator[str]:
         loop.close()
 
 
-def test_status_shows_every_value(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_who_waits_and_fits_80_columns(
+    endpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert run("status", endpoint) == 0
     out = capsys.readouterr().out
-    for word in ("cli", "12", "yes", "caption", "w0", "1,048,576", "w1", "worker id"):
-        assert word in out
+    for words in (
+        "cli",
+        "step 12",
+        "rank 1, 61.2 s",
+        "caption/a.jsonl: 3",
+        "w1 (draining)",
+        "1,234",
+    ):
+        assert words in out
+    assert "\u2026" not in out
     assert run("status", endpoint, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 12
+    assert json.loads(capsys.readouterr().out)["session"]["done_step"] == 12
 
 
 def test_scale_says_before_and_after(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,59 +1,93 @@
-"""The status of a running service for people: whatever the coordinator reports, laid out.
-
-Invariants: every value of the report is shown; its names are the coordinator's, not known here.
-"""
+"""The status of a running service for people, in 80 columns; `--json` has every value."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+_MIB = 1 << 20
+
 
 def print_status(report: dict[str, Any], console: Console) -> None:
-    """Plain values first, then a table for each section."""
-    plain = {name: value for name, value in report.items() if not _is_section(value)}
-    console.print(_pairs("", plain))
-    for name, value in report.items():
-        if _is_section(value):
-            console.print(_pairs(name, value) if isinstance(value, dict) else _rows(name, value))
+    """Who waits first, then workers, stagers and holes."""
+    console.print(_facts(report))
+    if report.get("workers"):
+        console.print(_workers(report["workers"]))
+    if report.get("stagers"):
+        console.print(_stagers(report["stagers"]))
+    for shard, count in report.get("worst_shards", {}).items():
+        console.print(f"holes in {shard}: {count}", highlight=False)
 
 
-def _is_section(value: Any) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+def _facts(report: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    session = report.get("session")
+    facts = {
+        "job": report.get("job"),
+        "state": report.get("state"),
+        "plan": str(report.get("plan_digest", ""))[:12],
+        "samples": report.get("samples"),
+        "workers": f"{len(report.get('workers', []))} of {report.get('target_workers', 0)} wanted",
+        "holes": report.get("holes"),
+        "session": "no trainer yet" if session is None else _session(session),
+    }
+    for name, value in facts.items():
+        table.add_row(name, _text(value))
+    if session is not None:
+        waits = session["waited_s"]
+        slowest = max(range(len(waits)), key=waits.__getitem__)
+        table.add_row("longest wait", f"rank {slowest}, {waits[slowest]:,.1f} s in all")
+        if session["failure"]:
+            table.add_row("failure", session["failure"])
+    return table
+
+
+def _session(session: dict[str, Any]) -> str:
+    end = f" of {session['end_step']}" if session["end_step"] >= 0 else ""
+    return (
+        f"run {session['run_id']}: step {session['done_step']}{end}, {session['dp_size']} ranks, "
+        f"{session['micro_steps']} micro-steps"
     )
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _workers(workers: list[dict[str, Any]]) -> Table:
+    table = _table("worker", "node", "ready", "MiB", "queued", "served", "images", "origin MiB")
+    for worker in workers:
+        table.add_row(
+            worker["id"] + (" (draining)" if worker["draining"] else ""),
+            worker["node"][:8],
+            *(f"{worker['ready_packs']:,}", f"{worker['ready_bytes'] / _MIB:,.0f}"),
+            *(f"{worker[n]:,}" for n in ("queued_packs", "served_packs", "images")),
+            f"{worker['read_origin_bytes'] / _MIB:,.0f}",
+        )
+    return table
+
+
+def _stagers(stagers: list[dict[str, Any]]) -> Table:
+    table = _table("stager", "host", "shards", "MiB", "of MiB", "copied MiB", "evicted", "errors")
+    for stager in stagers:
+        sizes = (stager[n] / _MIB for n in ("cached_bytes", "budget_bytes", "copied_bytes"))
+        table.add_row(
+            stager["node"][:8],
+            stager["host"],
+            f"{stager['cached_shards']:,}",
+            *(f"{size:,.0f}" for size in sizes),
+            *(f"{stager[n]:,}" for n in ("evictions", "errors")),
+        )
+    return table
+
+
+def _table(first: str, second: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in (first, second):
+        table.add_column(name, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
-    if isinstance(value, list):
-        return ", ".join(map(_text, value)) or "-"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items()) or "-"
-    return str(value)
-
-
-def _pairs(name: str, values: dict[str, Any]) -> Table:
-    table = Table(title=_words(name) or None, title_justify="left", show_header=False)
-    for key, value in values.items():
-        table.add_row(_words(str(key)), _text(value))
-    return table
-
-
-def _rows(name: str, rows: list[dict[str, Any]]) -> Table:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = Table(title=_words(name) or None, title_justify="left")
-    for column in columns:
-        table.add_column(_words(column))
-    for row in rows:
-        table.add_row(*(_text(row.get(column)) for column in columns))
-    return table
+    return f"{value:,}" if isinstance(value, int) else str(value)
