@@ -11,6 +11,7 @@ CORPUS_DIR has a folder for each source: NAME.jsonl files, and NAME.zip files wh
     stream          the real worker, its coordinator and planner, each a process, and a client in
                     another one that reads every pack by gRPC
 
+A stream's time begins before its session opens, so give it more than a few packs.
 Every measurement is a process of its own; the four take turns `--repeats` times, over the same
 packs. Figures are medians; a ratio is the median of the ratios within one turn.
 """
@@ -281,7 +282,7 @@ def running_worker(coordinator: str) -> Iterator[int]:
     process.start()
     try:
         await_workers(coordinator, 1)
-        assert process.pid is not None
+        assert process.pid is not None and process.is_alive()
         yield process.pid
     finally:
         process.kill()

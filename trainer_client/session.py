@@ -275,14 +275,14 @@ class Session:
         problem: DataServiceError,
         patience: Patience,
     ) -> None:
-        slow = isinstance(problem, DeadlineExceeded)
+        answered = isinstance(problem, StorageError)  # the worker is well, its store is not
         self._drop_worker(endpoint)
         try:
             steps = self.get_steps(
                 step,
                 max(known) - step + 1,
                 wait_s=patience.left_s(1.0),
-                failed=() if slow else (endpoint,),
+                failed=() if answered else (endpoint,),
             )
         except PASSING as error:
             LOG.info("coordinator %s: %s", self.endpoint, error)

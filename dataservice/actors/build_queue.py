@@ -49,7 +49,8 @@ class BuildQueue:
         self._on_change = on_change
         self._state = threading.Condition()
         self._session = 0
-        self._num_ranks = 1
+        self._ranks: set[int] = set()
+        """That this worker builds for in this session."""
         self._waiting: dict[str, Job] = {}
         self._wanted: dict[str, int] = {}
         self._building: dict[str, Job] = {}
@@ -67,6 +68,7 @@ class BuildQueue:
         """Drops everything of the sessions before."""
         with self._state:
             self._session = session
+            self._ranks.clear()
             self._waiting.clear()
             self._wanted.clear()
             self._ready.clear()
@@ -83,12 +85,12 @@ class BuildQueue:
                 return
             self._failed.pop(job.pack_id, None)
             self._waiting[job.pack_id] = job
+            self._ranks.add(job.dp_rank)
             self._state.notify_all()
 
-    def forget_before(self, step: int, *, num_ranks: int) -> None:
+    def forget_before(self, step: int) -> None:
         """Packs of earlier steps are needed by nobody."""
         with self._state:
-            self._num_ranks = num_ranks
             for pack_id in [p for p, job in self._waiting.items() if job.need[0] < step]:
                 del self._waiting[pack_id]
             for pack_id in [p for p, r in self._ready.items() if r.job.need[0] < step]:
@@ -120,9 +122,10 @@ class BuildQueue:
         jobs = list(self._waiting.values())
         i = next_to_build(
             [job.need for job in jobs],
+            [job.size_bytes for job in jobs],
             self._held,
             ready_bytes_bound=self._bound,
-            num_ranks=self._num_ranks,
+            num_ranks=len(self._ranks),
         )
         return None if i is None else jobs[i]
 

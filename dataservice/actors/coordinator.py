@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 
 from dataservice.actors.planner_link import PlannerLink
 from dataservice.actors.session_desk import SessionDesk
@@ -16,6 +17,7 @@ from dataservice.actors.shared import Shared
 from dataservice.actors.staging_desk import StagingDesk
 from dataservice.actors.state_log import StateLog
 from dataservice.actors.status import status_of
+from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
 from dataservice.errors import ConfigError
@@ -54,11 +56,11 @@ class Coordinator:
             _LOG.warning("%s", warning)
         shared.log.start_epoch(shared.info.digest)
         for hole in shared.log.holes:
-            shared.holes.add(hole.key, hole.reason, hole.pack_number)
+            shared.holes.restore(hole.key, hole.reason, hole.pack_number)
         self.sessions.restore()
         self._tasks = [
-            asyncio.ensure_future(self._watch_leases()),
-            asyncio.ensure_future(self.staging.keep_needs()),
+            asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
+            asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
         ]
 
     async def stop(self) -> None:
@@ -70,8 +72,14 @@ class Coordinator:
         self.shared.log.close()
 
     async def _watch_leases(self) -> None:
+        registry = self.shared.registry
+        pause_s = registry.lease_s / 4
         while True:
-            await asyncio.sleep(self.shared.registry.lease_s / 4)
+            before = time.monotonic()
+            await asyncio.sleep(pause_s)
+            late_s = time.monotonic() - before - pause_s
+            if late_s > pause_s:
+                registry.forgive(late_s)  # heartbeats wait while this loop was held up
             self.work.expire()
             self.staging.expire()
 

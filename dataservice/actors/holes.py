@@ -31,19 +31,26 @@ class HoleLedger:
         self._reasons: dict[str, str] = {}
         self._by_sample: dict[str, set[str]] = {}
         self._packs: set[int] = set()
+        self._new_samples: set[str] = set()
         self.planned_samples = 0
+        """Since this start; so are the holes that the share counts."""
 
     def __len__(self) -> int:
         return len(self._reasons)
+
+    def restore(self, key: str, reason: str, pack_number: int) -> None:
+        """A hole of the journal."""
+        self._reasons[key] = reason
+        self._by_sample.setdefault(sample_of(key), set()).add(key)
+        if pack_number >= 0:
+            self._packs.add(pack_number)
 
     def add(self, key: str, reason: str, pack_number: int) -> bool:
         """False when the hole is known already."""
         if key in self._reasons:
             return False
-        self._reasons[key] = reason
-        self._by_sample.setdefault(sample_of(key), set()).add(key)
-        if pack_number >= 0:
-            self._packs.add(pack_number)
+        self.restore(key, reason, pack_number)
+        self._new_samples.add(sample_of(key))
         return True
 
     def of_samples(self, samples: Iterable[str]) -> dict[str, str]:
@@ -61,11 +68,11 @@ class HoleLedger:
 
     def check_budget(self, pack_number: int) -> None:
         """Raises HoleBudgetExceeded when the share or the run of packs in a row is over."""
-        samples = len(self._by_sample)
+        samples = len(self._new_samples)
         allowed = max(FREE_HOLES, int(self._max_share * self.planned_samples))
         if samples > allowed:
             raise HoleBudgetExceeded(
-                f"{samples} samples with holes of {self.planned_samples} planned are more than "
+                f"{samples} new samples with holes of {self.planned_samples} planned are more than "
                 f"errors.max_hole_share = {self._max_share:g} allows; {self._worst()}"
             )
         first = last = pack_number

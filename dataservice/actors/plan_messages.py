@@ -15,8 +15,6 @@ class PlanRequest:
     """Open the index and the plan; answered by PlanInfo."""
     step: StepRequest | None = None
     """Answered by PlannedStep."""
-    seek: SeekRequest | None = None
-    """Answered by CursorState."""
     needs: NeedsRequest | None = None
     """Answered by LaneNeeds."""
 
@@ -69,13 +67,6 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeekRequest:
-    cursor: CursorState
-    num_steps: int
-    packs_per_step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NeedsRequest:
     cursor: CursorState
     windows_ahead: int
@@ -101,6 +92,5 @@ class PlanReply:
 
     info: PlanInfo | None = None
     step: PlannedStep | None = None
-    cursor: CursorState | None = None
     needs: LaneNeeds | None = None
     failed: PlanFailed | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 import time
+import traceback
 from typing import BinaryIO
 
 import numpy as np
@@ -22,7 +23,6 @@ from dataservice.actors.plan_messages import (
     PlannedStep,
     PlanReply,
     PlanRequest,
-    SeekRequest,
     StepRequest,
 )
 from dataservice.config import Config, config_from_json
@@ -38,6 +38,8 @@ from dataservice.wire.schema import decode, encode
 
 _LENGTH = struct.Struct("<Q")
 MAX_MESSAGE_BYTES = 4 << 30
+MAX_NEEDS = 100_000
+"""Shards in a staging list, where each file of an image folder is one; the later ones are cut."""
 
 
 def cursor_state(cursor: Cursor, lane_homes: tuple[int, ...]) -> CursorState:
@@ -139,19 +141,8 @@ class Planner:
             )
         return specs
 
-    def seek(self, request: SeekRequest) -> CursorState:
-        cursor = cursor_of(request.cursor)
-        packs = request.num_steps * request.packs_per_step
-        cursor = self.plan.advance(cursor, packs)
-        moved = Cursor(
-            step=request.cursor.step + request.num_steps,
-            next_pack=cursor.next_pack,
-            lanes=cursor.lanes,
-            next_lane=cursor.next_lane,
-        )
-        return cursor_state(moved, request.cursor.lane_homes)
-
     def needs(self, request: NeedsRequest) -> LaneNeeds:
+        most = MAX_NEEDS // max(1, len(request.cursor.lanes))
         lanes: list[tuple[ShardNeed, ...]] = []
         for lane, (window, _) in enumerate(request.cursor.lanes):
             first_use: dict[tuple[str, str], ShardNeed] = {}
@@ -171,7 +162,7 @@ class Planner:
                             next_use=ahead,
                         ),
                     )
-            lanes.append(tuple(first_use.values()))
+            lanes.append(tuple(first_use.values())[:most])
         return LaneNeeds(lanes=tuple(lanes))
 
 
@@ -181,24 +172,24 @@ def padding_spec(pack_length: int) -> PackSpec:
     )
 
 
-def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | None, PlanReply]:
-    """One request; errors of ours become a PlanFailed reply."""
+def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | None, bytes]:
+    """The encoded reply to one request; errors become a PlanFailed."""
     try:
         if request.config is not None:
             planner = Planner(config_from_json(request.config))
-            return planner, PlanReply(info=planner.info())
+            return planner, encode(PlanReply(info=planner.info()))
         if planner is None:
             raise DataServiceError("the planning process was asked before it was given a config")
         if request.step is not None:
-            return planner, PlanReply(step=planner.step(request.step))
-        if request.seek is not None:
-            return planner, PlanReply(cursor=planner.seek(request.seek))
+            return planner, encode(PlanReply(step=planner.step(request.step)))
         if request.needs is not None:
-            return planner, PlanReply(needs=planner.needs(request.needs))
+            return planner, encode(PlanReply(needs=planner.needs(request.needs)))
         raise DataServiceError("empty plan request")
-    except (DataServiceError, OSError, ValueError) as error:
-        failed = PlanFailed(kind=type(error).__name__, reason=str(error))
-        return planner, PlanReply(failed=failed)
+    except Exception as error:
+        if not isinstance(error, DataServiceError | OSError):
+            traceback.print_exc()
+        failed = PlanFailed(kind=type(error).__name__, reason=str(error) or repr(error))
+        return planner, encode(PlanReply(failed=failed))
 
 
 def frame(payload: bytes) -> bytes:
@@ -220,7 +211,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     while len(prefix := source.read(PREFIX_BYTES)) == PREFIX_BYTES:
         payload = source.read(frame_length(prefix))
         planner, reply = answer(planner, decode(PlanRequest, payload))
-        sink.write(frame(encode(reply)))
+        sink.write(frame(reply))
         sink.flush()
 
 

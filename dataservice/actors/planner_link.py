@@ -1,7 +1,7 @@
 """The coordinator's end of the pipe to its planning process.
 
 Invariants: requests are answered one at a time in the order asked; a planning process that ends or
-stays silent past the deadline is an error that says so, never a hang.
+stays silent past the deadline is an error that says so, and the next request starts a new one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from dataservice.actors.plan_messages import (
     PlannedStep,
     PlanReply,
     PlanRequest,
-    SeekRequest,
     StepRequest,
 )
 from dataservice.actors.planner import PREFIX_BYTES, frame, frame_length
-from dataservice.errors import DataServiceError, DeadlineExceeded
-from dataservice.wire.messages import CursorState
+from dataservice.errors import DataServiceError, DeadlineExceeded, ServiceUnavailable
 from dataservice.wire.schema import decode, encode
 
 
@@ -34,8 +32,6 @@ class PlannerLink(Protocol):
     async def open(self, config: str) -> PlanInfo: ...
 
     async def step(self, request: StepRequest) -> PlannedStep: ...
-
-    async def seek(self, request: SeekRequest) -> CursorState: ...
 
     async def needs(self, request: NeedsRequest) -> LaneNeeds: ...
 
@@ -47,18 +43,13 @@ class PlannerProcess:
 
     def __init__(self, *, deadline_s: float = 300.0) -> None:
         self._deadline_s = deadline_s
+        self._config = ""
+        self._closed = False
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
     async def open(self, config: str) -> PlanInfo:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "dataservice.actors.planner",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._config = config
         reply = await self._ask(PlanRequest(config=config))
         assert reply.info is not None
         return reply.info
@@ -68,11 +59,6 @@ class PlannerProcess:
         assert reply.step is not None
         return reply.step
 
-    async def seek(self, request: SeekRequest) -> CursorState:
-        reply = await self._ask(PlanRequest(seek=request))
-        assert reply.cursor is not None
-        return reply.cursor
-
     async def needs(self, request: NeedsRequest) -> LaneNeeds:
         reply = await self._ask(PlanRequest(needs=request))
         assert reply.needs is not None
@@ -80,36 +66,58 @@ class PlannerProcess:
 
     async def _ask(self, request: PlanRequest) -> PlanReply:
         # shielded: a caller that is cancelled must not leave half an answer in the pipe
-        payload = await asyncio.shield(asyncio.ensure_future(self._exchange(encode(request))))
-        reply = decode(PlanReply, payload)
+        reply = await asyncio.shield(asyncio.ensure_future(self._in_turn(request)))
         if reply.failed is not None:
             kind = getattr(errors, reply.failed.kind, DataServiceError)
             raise kind(reply.failed.reason)
         return reply
 
-    async def _exchange(self, request: bytes) -> bytes:
+    async def _in_turn(self, request: PlanRequest) -> PlanReply:
         async with self._turn:
-            process = self._process
-            if process is None or process.stdin is None or process.stdout is None:
-                raise DataServiceError("the planning process is not running")
-            try:
-                async with asyncio.timeout(self._deadline_s):
-                    process.stdin.write(frame(request))
-                    await process.stdin.drain()
-                    prefix = await process.stdout.readexactly(PREFIX_BYTES)
-                    return await process.stdout.readexactly(frame_length(prefix))
-            except (asyncio.IncompleteReadError, ConnectionError) as error:
-                code = await process.wait()
-                raise DataServiceError(
-                    f"the planning process ended with code {code}; its log says why"
-                ) from error
-            except TimeoutError as error:
-                process.kill()
-                raise DeadlineExceeded(
-                    f"the coordinator waited {self._deadline_s:g} s for the planning process"
-                ) from error
+            if self._closed:
+                raise DataServiceError("the planning process was closed")
+            if self._process is None or self._process.returncode is not None:
+                self._process = await self._started()
+                if request.config is None:
+                    # the one before ended: a new one gives the same plan
+                    await self._exchange(self._process, PlanRequest(config=self._config))
+            return await self._exchange(self._process, request)
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "dataservice.actors.planner",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    async def _exchange(
+        self, process: asyncio.subprocess.Process, request: PlanRequest
+    ) -> PlanReply:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                process.stdin.write(frame(encode(request)))
+                await process.stdin.drain()
+                prefix = await process.stdout.readexactly(PREFIX_BYTES)
+                payload = await process.stdout.readexactly(frame_length(prefix))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            code = await process.wait()
+            raise ServiceUnavailable(
+                f"the planning process ended with code {code}; its log says why"
+            ) from error
+        except TimeoutError as error:
+            process.kill()
+            raise DeadlineExceeded(
+                f"the coordinator waited {self._deadline_s:g} s for the planning process"
+            ) from error
+        return decode(PlanReply, payload)
 
     async def close(self) -> None:
+        self._closed = True
         process, self._process = self._process, None
         if process is None:
             return

@@ -68,8 +68,8 @@ class RayFleet:
         while True:
             try:
                 await self._keep_once()
-            except ray.exceptions.RayError:
-                _LOG.exception("fleet: Ray did not answer; trying again")
+            except Exception:
+                _LOG.exception("the set of workers could not be looked after; trying again")
             self._wake.clear()
             try:
                 async with asyncio.timeout(KEEP_S):

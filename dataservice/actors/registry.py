@@ -93,6 +93,13 @@ class Registry:
         limit = time.monotonic() - self.stager_lease_s
         return [n for n, seat in self.stagers.items() if seat.heard < limit]
 
+    def forgive(self, seconds: float) -> None:
+        """Lengthens every lease once: it was not its holder that was silent."""
+        for worker in self.workers.values():
+            worker.heard += seconds
+        for stager in self.stagers.values():
+            stager.heard += seconds
+
     def usable_workers(self) -> list[str]:
         """Sorted ids of those that take new packs."""
         return sorted(w for w, seat in self.workers.items() if not seat.draining)

@@ -80,6 +80,7 @@ class Gathering:
         self.state = first.state
         self.hosts: dict[int, str] = {}
         self.refused: DataServiceError | None = None
+        self._heard: dict[int, float] = {}
 
     @classmethod
     def restored(
@@ -87,7 +88,7 @@ class Gathering:
     ) -> Gathering:
         gathering = cls.__new__(cls)
         gathering.run_id, gathering.grid, gathering.state = run_id, grid, state
-        gathering.hosts, gathering.refused = dict(hosts), None
+        gathering.hosts, gathering.refused, gathering._heard = dict(hosts), None, {}
         return gathering
 
     def join(self, request: OpenSession) -> None:
@@ -97,6 +98,7 @@ class Gathering:
         if self.refused is not None:
             raise self.refused
         self.hosts[request.dp_rank] = request.host
+        self._heard[request.dp_rank] = time.monotonic()
 
     def _check_same(self, request: OpenSession) -> None:
         grid = grid_of(request)
@@ -111,9 +113,12 @@ class Gathering:
                 f"other ranks {_where(self.state)}: load the same checkpoint on every rank"
             )
 
-    @property
-    def missing(self) -> tuple[int, ...]:
-        return tuple(r for r in range(self.grid.dp_size) if r not in self.hosts)
+    def missing(self, patience_s: float) -> tuple[int, ...]:
+        """Ranks that have not come, or came and have not asked again for `patience_s`."""
+        limit = time.monotonic() - patience_s
+        return tuple(
+            rank for rank in range(self.grid.dp_size) if self._heard.get(rank, limit) <= limit
+        )
 
 
 def _where(state: ResumeState | None) -> str:
@@ -168,6 +173,12 @@ class Session:
         """Every rank has been given all steps before this one."""
         return min(rank.done[0] for rank in self.ranks)
 
+    @property
+    def held_step(self) -> int:
+        """First step that is still kept: one more than needed, because of the peers of a rank
+        (tensor, pipeline and context parallel) the slower ones may be a step behind."""
+        return self.done_step - 1
+
     def progress(
         self, dp_rank: int, done: tuple[int, int], waited_s: float, *, closing: bool = False
     ) -> bool:
@@ -182,7 +193,7 @@ class Session:
         rank.closed = rank.closed or closing
         moved = self.done_step > before
         if moved:
-            for step in [s for s in self.steps if s < self.done_step]:
+            for step in [s for s in self.steps if s < self.held_step]:
                 del self.steps[step]
         return moved
 

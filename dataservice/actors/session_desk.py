@@ -16,7 +16,12 @@ from dataservice.actors.session import Gathering, Session, check_state
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.work_desk import WorkDesk
-from dataservice.errors import ConfigError, DataServiceError, SessionFenced
+from dataservice.errors import (
+    ConfigError,
+    DataServiceError,
+    ServiceUnavailable,
+    SessionFenced,
+)
 from dataservice.wire.messages import (
     GetSteps,
     Ok,
@@ -28,6 +33,9 @@ from dataservice.wire.messages import (
 )
 
 _LOG = logging.getLogger(__name__)
+
+PLANNER_RESTARTS = 3
+"""So often may the planning process end in one session before the session fails."""
 
 
 class SessionDesk:
@@ -69,15 +77,13 @@ class SessionDesk:
         if self._shared.session is not None and request.run_id == self._shared.session.run_id:
             return self._rejoin(self._shared.session, request)
         if request.run_id in self._shared.log.fenced_runs:
-            raise SessionFenced(
-                f"run {request.run_id} is over: a newer run of job {request.job} has started"
-            )
+            raise self._fenced(request)
         gathering = self._gatherings.get(request.run_id)
         if gathering is None:
             gathering = self._gatherings[request.run_id] = Gathering(request)
         until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
         if request.state is not None and not await self._decoder_known(until):
-            return SessionOpened(ready=False, missing_ranks=gathering.missing)
+            return SessionOpened(ready=False, missing_ranks=self._missing(gathering))
         if request.state is not None and gathering.refused is None:
             try:
                 check_state(
@@ -90,15 +96,26 @@ class SessionDesk:
             except DataServiceError as error:
                 gathering.refused = error
         gathering.join(request)
-        if not gathering.missing and await self._decoder_known(until):
+        if not self._missing(gathering) and await self._decoder_known(until):
             self._open(gathering)
         self._shared.changes.notify()
         while self._shared.session is None or self._shared.session.run_id != request.run_id:
             if gathering.refused is not None:
                 raise gathering.refused
             if not await self._shared.changes.wait(until):
-                return SessionOpened(ready=False, missing_ranks=gathering.missing)
+                return SessionOpened(ready=False, missing_ranks=self._missing(gathering))
+            if request.run_id in self._shared.log.fenced_runs:
+                raise self._fenced(request)
         return self._opened(self._shared.session)
+
+    def _missing(self, gathering: Gathering) -> tuple[int, ...]:
+        return gathering.missing(self._shared.config.serving.open_timeout_s)
+
+    @staticmethod
+    def _fenced(request: OpenSession) -> SessionFenced:
+        return SessionFenced(
+            f"run {request.run_id} is over: a newer run of job {request.job} has started"
+        )
 
     async def _decoder_known(self, until: float) -> bool:
         while not self._shared.decoder:
@@ -131,6 +148,8 @@ class SessionDesk:
         )
         self._shared.session = session
         del self._gatherings[gathering.run_id]
+        self._shared.log.fence(self._gatherings)
+        self._gatherings.clear()
         self._work.forget_failures()
         self._shared.counters["sessions"] += 1
         self._planning = asyncio.ensure_future(self._plan_ahead(session))
@@ -165,6 +184,11 @@ class SessionDesk:
 
     async def get_steps(self, request: GetSteps) -> Steps:
         session = self._shared.current(request.session)
+        if session.first_step <= request.first_step < session.held_step:
+            raise ConfigError(
+                f"step {request.first_step} is over: every rank has been given all steps before "
+                f"{session.done_step}; to repeat it, start a new run from a checkpoint before it"
+            )
         self._note_progress(
             session,
             request.dp_rank,
@@ -202,8 +226,6 @@ class SessionDesk:
                 f"step {step} is beyond the window of serving.plan_ahead_steps = "
                 f"{self._shared.config.serving.plan_ahead_steps}: {session.slowest()}"
             )
-        if step < session.done_step:
-            return f"step {step} is over: every rank has been given it"
         if step not in session.steps:
             return f"step {step} is being planned"
         return f"no live worker for a pack of step {step}"
@@ -234,15 +256,26 @@ class SessionDesk:
     # ---- planning ----------------------------------------------------------------------------
 
     async def _plan_ahead(self, session: Session) -> None:
+        lost = 0
         try:
             while session.end_step < 0:
                 limit = session.done_step + self._shared.config.serving.plan_ahead_steps
                 if session.next_step >= limit:
                     await self._shared.changes.wait(time.monotonic() + MAX_WAIT_S)
                     continue
-                await self._plan_one(session)
+                try:
+                    await self._plan_one(session)
+                except ServiceUnavailable as error:
+                    lost += 1
+                    _LOG.warning("%s; a new one is started", error)
+                    if lost > PLANNER_RESTARTS:
+                        raise
         except DataServiceError as error:
             self._shared.fail(session, error)
+        except Exception as error:
+            _LOG.exception("planning failed")
+            text = f"planning failed with {type(error).__name__}: {error}; see the service's log"
+            self._shared.fail(session, DataServiceError(text))
 
     async def _plan_one(self, session: Session) -> None:
         cursor = session.next_cursor

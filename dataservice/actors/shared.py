@@ -15,7 +15,13 @@ from dataservice.actors.state_log import StateLog
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.waiting import Changes
 from dataservice.config import Config, config_to_json
-from dataservice.errors import DataServiceError, ServiceUnavailable, SessionFenced
+from dataservice.errors import (
+    DataServiceError,
+    DeadlineExceeded,
+    ServiceUnavailable,
+    SessionFenced,
+    StorageError,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,6 +75,8 @@ class Shared:
 
     def fail(self, session: Session, error: DataServiceError) -> None:
         _LOG.error("session %d failed: %s", session.generation, error)
+        if isinstance(error, ServiceUnavailable | DeadlineExceeded | StorageError):
+            error = DataServiceError(str(error))  # those say "try again", and this is final
         session.failure = error
         self.changes.notify()
 

@@ -16,7 +16,6 @@ from dataservice.config import config_from_json
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import (
     ConfigError,
-    DataServiceError,
     DeadlineExceeded,
     ServiceUnavailable,
     SessionFenced,
@@ -43,7 +42,9 @@ def open_area(config_json: str) -> StagingArea:
     for slot in range(MAX_STAGERS_A_HOST):
         try:
             return StagingArea(
-                str(Path(staging.cache_dir) / str(slot)), budget_bytes=staging.budget_bytes
+                str(Path(staging.cache_dir) / str(slot)),
+                budget_bytes=staging.budget_bytes,
+                deadline_s=staging.deadline_s,
             )
         except BlockingIOError:
             continue
@@ -72,7 +73,7 @@ class Stager:
             await self._register()
             await self._pull()
         finally:
-            self._stopping.set()
+            self.stop()
             self._news.set()
             await self._coordinator.close()
             await asyncio.to_thread(copier.join, 30.0)
@@ -140,8 +141,8 @@ class Stager:
             self._news.clear()
             try:
                 busy = self._area.step()
-            except (DataServiceError, OSError) as error:
-                _LOG.warning("staging: %s", error)
+            except Exception:
+                _LOG.exception("staging failed; packs are read from their origin meanwhile")
                 busy = False
             if not busy:
                 self._news.wait(IDLE_S)

@@ -22,8 +22,8 @@ from dataservice.wire.messages import (
 
 _LOG = logging.getLogger(__name__)
 
-WINDOWS_AHEAD = 4
-"""How far the staging list looks ahead, in windows a lane."""
+WINDOWS_AHEAD = 3
+"""How far the staging list looks ahead, in windows a lane; the plan keeps four of each lane."""
 
 
 class StagingDesk:
@@ -46,11 +46,7 @@ class StagingDesk:
         seat = self._shared.registry.seat_stager(request)
         _LOG.info("stager joined on %s, cache %s", request.node, request.cache_dir)
         self.map_lanes()
-        return StagerRegistered(
-            lease=seat.lease,
-            lease_s=self._shared.registry.stager_lease_s,
-            config=self._shared.config_json,
-        )
+        return StagerRegistered(lease=seat.lease)
 
     def map_lanes(self) -> None:
         nodes = sorted(self._shared.registry.stagers)
@@ -78,15 +74,16 @@ class StagingDesk:
 
     async def keep_needs(self) -> None:
         """Keeps the staging lists in step with the slowest rank."""
-        seen: tuple[int, int] | None = None
+        seen: tuple[int, tuple[int, ...]] | None = None
         while True:
             session = self._shared.session
             cursor = self._shared.plan.start
             if session is not None:
                 oldest = session.steps.get(session.done_step)
                 cursor = oldest.cursor if oldest is not None else session.next_cursor
-            place = (session.generation if session is not None else 0, cursor.step)
-            if place != seen:
+            generation = session.generation if session is not None else 0
+            place = (generation, tuple(window for window, _ in cursor.lanes))
+            if place != seen and self._shared.registry.stagers:
                 needs = await self._shared.planner.needs(
                     NeedsRequest(cursor=cursor, windows_ahead=WINDOWS_AHEAD)
                 )

@@ -7,7 +7,7 @@ next one, and steps below `planned_until` may have been handed out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,8 @@ class StateLog:
         self._generation = 0
         for record in records:
             self._replay(record)
+        self._handed_until = self.session.planned_until if self.session is not None else 0
+        """Steps of the session below this may have been handed out before this start."""
 
     def _replay(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
@@ -76,6 +78,8 @@ class StateLog:
                     micro_step=record["micro_step"],
                 )
             )
+        elif kind == "fenced":
+            self.fenced_runs.update(record["runs"])
         elif self.session is not None and kind == "homes":
             self.session.homes.append((record["step"], tuple(record["homes"])))
         elif self.session is not None and kind == "planned":
@@ -102,6 +106,13 @@ class StateLog:
         """Called once when the plan is open; what was written for another plan is forgotten."""
         self._journal.append({"kind": "epoch", "digest": digest})
         self._digest_is(digest)
+
+    def fence(self, run_ids: Iterable[str]) -> None:
+        """These runs are over before they began: a newer one has opened."""
+        runs = sorted(run_ids)
+        if runs:
+            self._journal.append({"kind": "fenced", "runs": runs})
+            self.fenced_runs.update(runs)
 
     def hole(self, key: str, reason: str, pack_number: int) -> None:
         self._journal.append({"kind": "hole", "key": key, "reason": reason, "number": pack_number})
@@ -138,12 +149,13 @@ class StateLog:
             }
         )
         self._session_is(session)
+        self._handed_until = 0
         return session.generation
 
     def homes_of(self, step: int) -> tuple[int, ...] | None:
-        """Lane homes of a step that may have been handed out already, else None."""
+        """Lane homes of a step that may have been handed out before this start, else None."""
         session = self.session
-        if session is None or step >= session.planned_until:
+        if session is None or step >= self._handed_until:
             return None
         known = [homes for first, homes in session.homes if first <= step]
         return known[-1] if known else None

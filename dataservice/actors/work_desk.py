@@ -6,6 +6,7 @@ whose lease ended loses its packs to the others, and clients learn the new endpo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -17,10 +18,10 @@ from dataservice.actors.steps import ActiveStep, sample_keys
 from dataservice.core.dispatch import choose_worker
 from dataservice.errors import (
     ConfigError,
-    DataServiceError,
     HoleBudgetExceeded,
     ServiceUnavailable,
     StaleIndexError,
+    StorageError,
 )
 from dataservice.wire.messages import (
     Assignment,
@@ -39,10 +40,13 @@ _LOG = logging.getLogger(__name__)
 
 MAX_WORK_BYTES = 4 << 20
 """Specs in one answer to a worker."""
-PACK_ATTEMPTS = 6
-"""Workers may fail this often to build one pack before the session fails."""
-STORAGE_HOLE_ATTEMPTS = 2
-"""After this many failed builds a storage error becomes a hole."""
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+"""Before a failed pack is tried again, on another worker where there is one; doubled each time."""
+STORAGE_HOLE_ATTEMPTS = 7
+"""After this many failed builds, half a minute at least, a storage error becomes a hole."""
+PACK_ATTEMPTS = 10
+"""After this many failed builds, two minutes at least, the session fails."""
 CALLS_TO_LOSE = 5
 """A worker that clients report this often while it serves nobody loses its lease."""
 
@@ -180,25 +184,27 @@ class WorkDesk:
             self._complaints.pop(request.worker_id, None)
         seat.stats = request
         until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
-        known_session, known_done = request.session, -1
+        known_held: int | None = None
         while True:
             session = self._shared.session
             generation = session.generation if session is not None else 0
-            done_step = session.done_step if session is not None else 0
+            held_step = session.held_step if session is not None else 0
             work = self._work_for(seat, request.after_sequence, session)
-            changed = generation != known_session or (known_done >= 0 and done_step != known_done)
-            if work or changed or seat.draining or not await self._shared.changes.wait(until):
+            drained = seat.draining and not self._outstanding(seat)
+            news = work or drained or generation != request.session
+            if news or known_held not in (None, held_step):
                 break
-            known_done = done_step if known_done < 0 else known_done
+            known_held = held_step
+            if not await self._shared.changes.wait(until):
+                break
             self._shared.registry.worker(request.worker_id, request.lease)
         stager = self._shared.registry.stagers.get(seat.hello.node)
         return Work(
             session=generation,
             assignments=tuple(work),
-            done_step=done_step,
-            num_ranks=session.grid.dp_size if session is not None else 0,
+            held_step=held_step,
             cache_dir=stager.hello.cache_dir if stager is not None else "",
-            drain=seat.draining and not self._outstanding(seat),
+            drain=drained,
         )
 
     def _work_for(
@@ -208,7 +214,7 @@ class WorkDesk:
             seat.queue.clear()
             return []
         while seat.queue and (
-            seat.queue[0].session != session.generation or seat.queue[0].step < session.done_step
+            seat.queue[0].session != session.generation or seat.queue[0].step < session.held_step
         ):
             seat.queue.popleft()
         work: list[Assignment] = []
@@ -286,13 +292,18 @@ class WorkDesk:
         self._shared.counters["packs_failed"] += 1
         _LOG.warning("pack %s failed on %s: %s", request.pack_id, request.worker_id, request.reason)
         if request.fatal or self._attempts[key] >= PACK_ATTEMPTS:
-            kind = StaleIndexError if request.fatal else DataServiceError
-            self._shared.fail(
-                session, kind(f"pack {request.pack_id} cannot be built: {request.reason}")
-            )
+            kind = StaleIndexError if request.fatal else StorageError
+            reason = f"pack {request.pack_id} cannot be built: {request.reason}"
+            self._shared.fail(session, kind(reason))
             return Ok()
         self._avoid[key] = self._avoid.get(key, frozenset()) | {request.worker_id}
-        active, i = found
-        self.assign(session, active, [i])
-        self._shared.changes.notify()
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._attempts[key] - 1))
+        asyncio.get_running_loop().call_later(pause_s, self._try_again, session, request.pack_id)
         return Ok()
+
+    def _try_again(self, session: Session, pack_id: str) -> None:
+        found = self._shared.find(session, pack_id)
+        if found is not None and session is self._shared.session:
+            active, i = found
+            self.assign(session, active, [i])
+            self._shared.changes.notify()

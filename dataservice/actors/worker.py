@@ -21,7 +21,6 @@ from dataservice.actors.waiting import Changes
 from dataservice.config import Config, config_from_json
 from dataservice.core.packspec import PackSpec
 from dataservice.errors import (
-    DataServiceError,
     DeadlineExceeded,
     ServiceUnavailable,
     SessionFenced,
@@ -121,8 +120,6 @@ class Worker:
             node=self.node,
             endpoint=f"{host}:{server.port}",
             decoder=self._decoder,
-            decode_threads=self._tools.config.workers.decode_threads if self._tools else 0,
-            generation=0,
         )
         until = time.monotonic() + ORPHAN_S
         while True:
@@ -146,6 +143,9 @@ class Worker:
     async def _pull(self, server: RunningServer) -> None:
         heard = time.monotonic()
         while not self._stopping:
+            if not all(thread.is_alive() for thread in self._threads):
+                _LOG.error("a builder thread has ended: this worker ends, others build its packs")
+                return
             try:
                 work = await self._coordinator.call(self._pull_request(), CALL_TIMEOUT_S)
             except SessionFenced:
@@ -189,7 +189,7 @@ class Worker:
             queue.start_session(work.session)
             self._sequence = 0
         self.tools.reader.cache_dir = work.cache_dir or None
-        queue.forget_before(work.done_step, num_ranks=work.num_ranks)
+        queue.forget_before(work.held_step)
         for assignment in work.assignments:
             queue.add(self._job(work.session, assignment))
             self._sequence = max(self._sequence, assignment.sequence)
@@ -256,7 +256,7 @@ class Worker:
         else:
             _LOG.exception("pack %s", job.pack_id)
         reason = f"{type(error).__name__}: {error}"
-        tools.queue.fail(job, ServiceUnavailable(f"pack {job.pack_id} failed here: {reason}"))
+        tools.queue.fail(job, StorageError(f"worker {self.worker_id}: {reason}"))
         try:
             self._ask(
                 PackFailed(
@@ -268,7 +268,7 @@ class Worker:
                     fatal=isinstance(error, StaleIndexError),
                 )
             )
-        except DataServiceError as unheard:
+        except Exception as unheard:
             _LOG.warning(
                 "the coordinator did not hear that pack %s failed: %s", job.pack_id, unheard
             )
@@ -290,11 +290,10 @@ class Worker:
                 yield frame
             return
         until = time.monotonic() + request.wait_s
-        await self._know(request, until)
         tools.queue.want(request.pack_id)
         try:
             while (frames := tools.queue.frames_of(request.pack_id)) is None:
-                self._check_session(request)
+                await self._know(request, until)
                 if not await self._changes.wait(min(until, time.monotonic() + 1.0)):
                     if time.monotonic() >= until:
                         raise DeadlineExceeded(

@@ -47,6 +47,7 @@ def choose_worker(
 
 def next_to_build(
     waiting: Sequence[tuple[int, int, int]],
+    sizes: Sequence[int],
     ready_bytes_of_rank: Mapping[int, int],
     *,
     ready_bytes_bound: int,
@@ -54,13 +55,14 @@ def next_to_build(
 ) -> int | None:
     """Position in `waiting` of the pack to build next, or None while every rank is at its bound.
 
-    `waiting` holds (step, micro_step, dp_rank). A rank may hold an equal share of the bound and
-    always one pack, so one stalled client never takes the room of the others.
+    `waiting` holds (step, micro_step, dp_rank), `sizes` their bytes. A rank may hold an equal share
+    of the bound and always one pack, so one stalled client never takes the room of the others.
     """
     share = ready_bytes_bound // max(1, num_ranks)
     best: int | None = None
     for i, key in enumerate(waiting):
-        if ready_bytes_of_rank.get(key[2], 0) >= max(1, share):
+        held = ready_bytes_of_rank.get(key[2], 0)
+        if held and held + sizes[i] > share:
             continue
         if best is None or key < waiting[best]:
             best = i

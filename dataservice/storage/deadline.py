@@ -105,6 +105,8 @@ class ReaderPool:
                 self._alive -= 1
             self._pending -= 1
             job.state = _ABANDONED
+            if self._pending > self._alive and not self._closed:
+                self._start_thread()
             return True
 
     def _work(self) -> None:

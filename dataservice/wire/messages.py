@@ -163,9 +163,6 @@ class RegisterWorker:
     node: str
     endpoint: str
     decoder: str
-    decode_threads: int
-    generation: int
-    """Of the coordinator that started it; 0 when it joins by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +171,7 @@ class WorkerRegistered:
     """Lease number; every later call carries it, an older one is refused."""
     lease_s: float
     config: str
-    """The service's config as JSON, secrets left out."""
+    """The service's config as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,9 +216,8 @@ class Work:
     session: int
     """When it differs from the worker's, the worker drops all packs of the older one."""
     assignments: tuple[Assignment, ...]
-    done_step: int
+    held_step: int
     """Packs of steps before this one are needed by nobody."""
-    num_ranks: int
     cache_dir: str
     """Where the stager of the worker's node keeps its copies; "" while there is none."""
     drain: bool
@@ -278,8 +274,6 @@ class RegisterStager:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagerRegistered:
     lease: int
-    lease_s: float
-    config: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

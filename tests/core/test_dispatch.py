@@ -38,10 +38,13 @@ def test_home_workers_come_first_and_failed_ones_are_avoided() -> None:
 
 def test_order_of_need_and_equal_shares_of_the_bound() -> None:
     waiting = [(5, 0, 0), (4, 1, 1), (4, 0, 0), (4, 0, 1)]
-    order = next_to_build(waiting, {}, ready_bytes_bound=100, num_ranks=2)
-    assert order == 2
-    stalled = {0: 50}
-    assert next_to_build(waiting, stalled, ready_bytes_bound=100, num_ranks=2) == 3
-    both = {0: 50, 1: 60}
-    assert next_to_build(waiting, both, ready_bytes_bound=100, num_ranks=2) is None
-    assert next_to_build([(0, 0, 0)], {}, ready_bytes_bound=0, num_ranks=4) == 0
+    sizes = [10, 10, 20, 20]
+
+    def choose(held: dict[int, int]) -> int | None:
+        return next_to_build(waiting, sizes, held, ready_bytes_bound=100, num_ranks=2)
+
+    assert choose({}) == 2
+    assert choose({0: 35}) == 3
+    assert choose({0: 35, 1: 35}) == 1
+    assert choose({0: 45, 1: 45}) is None
+    assert next_to_build([(0, 0, 0)], [9], {}, ready_bytes_bound=0, num_ranks=4) == 0

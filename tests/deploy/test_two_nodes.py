@@ -191,10 +191,10 @@ def test_interrupted_while_the_nodes_start_it_leaves_nothing(tmp_path: Path) -> 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_the_exit_code_of_the_service_is_passed_on(tmp_path: Path) -> None:
-    (tmp_path / "wrong.yaml").write_text("job: demo\nsorces: []\n")
+    (tmp_path / "wrong.yaml").write_text("job: demo\nzzz: []\n")
     with started(tmp_path, str(tmp_path / "wrong.yaml")) as run:
         assert run.process.wait(200) == 2
-        assert "sorces: unknown key" in run.log()
+        assert "zzz: unknown key" in run.log()
         run.assert_nothing_left(set())
 
 

@@ -5,7 +5,6 @@ The limits are those the service promises on two cores; the figures are printed 
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
@@ -20,13 +19,13 @@ import pytest
 import yaml
 from storage.bigindex import write_big_index
 
-from dataservice.actors.plan_messages import SeekRequest
-from dataservice.actors.planner_link import PlannerProcess
-from dataservice.config import config_to_json, load_config
+from dataservice.actors.planner import cursor_state
+from dataservice.config import load_config
+from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid
 from dataservice.rpc.client import CoordinatorClient
+from dataservice.storage.index import Index
 from dataservice.wire.messages import (
-    CursorState,
     GetSteps,
     OpenSession,
     RegisterWorker,
@@ -92,8 +91,6 @@ def _coordinator(config_path: Path) -> Iterator[_Served]:
                     node="n",
                     endpoint="127.0.0.1:1",
                     decoder=DECODER,
-                    decode_threads=1,
-                    generation=0,
                 ),
                 10.0,
             )
@@ -151,25 +148,14 @@ def _open(client: CoordinatorClient, grid: Grid, state: ResumeState | None) -> l
 def _state(config_path: Path, grid: Grid) -> ResumeState:
     """As a trainer saves it that has read LATER_STEP steps."""
     config = load_config(config_path)
-
-    async def seek() -> tuple[str, CursorState]:
-        planner = PlannerProcess()
-        try:
-            info = await planner.open(config_to_json(config))
-            request = SeekRequest(
-                cursor=info.start, num_steps=LATER_STEP, packs_per_step=grid.num_packs
-            )
-            return info.digest, await planner.seek(request)
-        finally:
-            await planner.close()
-
-    digest, cursor = asyncio.run(seek())
+    plan = Plan(config.plan, Index.open(config.index_dir))
+    cursor = plan.advance(plan.start(), LATER_STEP * grid.num_packs, steps=LATER_STEP)
     return ResumeState(
         version=1,
         job="big",
-        plan_digest=digest,
+        plan_digest=plan.digest,
         decoder=DECODER,
-        cursor=cursor,
+        cursor=cursor_state(cursor, (-1,) * plan.num_lanes),
         micro_step=0,
         dp_size=grid.dp_size,
         micro_steps=grid.micro_steps,

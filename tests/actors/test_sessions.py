@@ -1,0 +1,338 @@
+"""The coordinator's desks against small fakes: late ranks, slow peers, failed packs, leases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataservice.actors import work_desk
+from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.plan_messages import (
+    LaneNeeds,
+    NeedsRequest,
+    PlanInfo,
+    PlannedStep,
+    StepRequest,
+)
+from dataservice.actors.state_log import StateLog
+from dataservice.config import Config
+from dataservice.core.packspec import PackSpec
+from dataservice.errors import (
+    ConfigError,
+    DataServiceError,
+    ServiceUnavailable,
+    SessionFenced,
+)
+from dataservice.wire.messages import (
+    CursorState,
+    GetSteps,
+    OpenSession,
+    PackFailed,
+    PullWork,
+    RegisterStager,
+    RegisterWorker,
+    StepCells,
+    Work,
+)
+from dataservice.wire.schema import encode
+
+NUM_LANES = 2
+START = CursorState(step=0, next_pack=0, lanes=((0, 0), (0, 0)), next_lane=0, lane_homes=(-1, -1))
+
+
+def int64(values: list[int]) -> bytes:
+    return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
+
+
+class FakePlanner:
+    """Packs "<step>.<number>", dealt in order; `breaks` requests fail as a dead process would."""
+
+    def __init__(self) -> None:
+        self.breaks = 0
+        self.asked: list[StepRequest] = []
+
+    async def open(self, _config: str) -> PlanInfo:
+        return PlanInfo(
+            digest="d" * 64,
+            num_lanes=NUM_LANES,
+            start=START,
+            warnings=(),
+            num_samples=100,
+            vocab_size=262,
+            pad_token=256,
+            image_token=261,
+        )
+
+    async def step(self, request: StepRequest) -> PlannedStep:
+        if self.breaks:
+            self.breaks -= 1
+            raise ServiceUnavailable("the planning process ended")
+        self.asked.append(request)
+        cursor = request.cursor
+        count = request.dp_size * request.micro_steps
+        ids = tuple(f"{cursor.step}.{i}" for i in range(count))
+        return PlannedStep(
+            end=False,
+            next_cursor=CursorState(
+                step=cursor.step + 1,
+                next_pack=cursor.next_pack + count,
+                lanes=((cursor.step + 1, 0), (cursor.step + 1, 0)),
+                next_lane=0,
+                lane_homes=cursor.lane_homes,
+            ),
+            first_number=cursor.next_pack,
+            pack_ids=ids,
+            specs=tuple(encode(_spec(pack_id)) for pack_id in ids),
+            lane=int64([i % NUM_LANES for i in range(count)]),
+            micro_step=int64([i // request.dp_size for i in range(count)]),
+            dp_rank=int64([i % request.dp_size for i in range(count)]),
+            tokens=int64([8] * count),
+            num_images=int64([0] * count),
+            num_patches=int64([0] * count),
+            cost=int64([1] * count),
+            num_samples=count,
+            loss_tokens=7,
+        )
+
+    async def needs(self, _request: NeedsRequest) -> LaneNeeds:
+        return LaneNeeds(lanes=((),) * NUM_LANES)
+
+    async def close(self) -> None: ...
+
+
+def _spec(pack_id: str) -> PackSpec:
+    return PackSpec(
+        pack_id=pack_id, pack_length=8, shards=(), items=(), num_tokens=0, num_patches=0
+    )
+
+
+class Bench:
+    """A coordinator and the calls that tests make of it."""
+
+    def __init__(self, coordinator: Coordinator, planner: FakePlanner) -> None:
+        self.coordinator = coordinator
+        self.planner = planner
+        self.leases: dict[str, int] = {}
+
+    async def worker(self, worker_id: str, node: str = "n0") -> None:
+        seat = await self.coordinator.register_worker(
+            RegisterWorker(worker_id=worker_id, node=node, endpoint=f"{worker_id}:1", decoder="pil")
+        )
+        self.leases[worker_id] = seat.lease
+
+    async def open(
+        self, run_id: str, rank: int = 0, ranks: int = 1, *, wait_s: float = 0.0, **more: Any
+    ) -> Any:
+        return await self.coordinator.open_session(
+            OpenSession(
+                job="test",
+                run_id=run_id,
+                dp_rank=rank,
+                dp_size=ranks,
+                micro_steps=more.get("micro_steps", 1),
+                packs_per_cell=1,
+                state=None,
+                host="h",
+                wait_s=wait_s,
+            )
+        )
+
+    async def steps(self, session: int, first: int, done: int, rank: int = 0) -> Any:
+        return await self.coordinator.get_steps(
+            GetSteps(
+                session=session,
+                dp_rank=rank,
+                first_step=first,
+                count=1,
+                done_step=done,
+                done_micro_step=0,
+                wait_s=1.0,
+            )
+        )
+
+    async def one(self, session: int, step: int, done: int) -> StepCells:
+        found = await self.steps(session, step, done)
+        (cells,) = found.steps
+        return cells  # type: ignore[no-any-return]
+
+    async def pull(self, worker_id: str, session: int, after: int = 0) -> Work:
+        counters = dict.fromkeys(
+            ("ready_bytes", "ready_packs", "queued_packs", "built_packs", "served_packs"), 0
+        )
+        return await self.coordinator.pull_work(
+            PullWork(
+                worker_id=worker_id,
+                lease=self.leases[worker_id],
+                session=session,
+                after_sequence=after,
+                wait_s=0.1,
+                served_bytes=0,
+                decode_s=0.0,
+                read_origin_bytes=0,
+                read_staged_bytes=0,
+                images=0,
+                **counters,
+            )
+        )
+
+    async def fail(self, worker_id: str, session: int, pack_id: str, *, fatal: bool) -> None:
+        await self.coordinator.report_pack_failed(
+            PackFailed(
+                worker_id=worker_id,
+                lease=self.leases[worker_id],
+                session=session,
+                pack_id=pack_id,
+                reason="StorageError: connection refused",
+                fatal=fatal,
+            )
+        )
+
+
+def on_bench(config: Config, state: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
+    async def run() -> None:
+        planner = FakePlanner()
+        state.mkdir(exist_ok=True)
+        coordinator = Coordinator(config, planner, StateLog(str(state / "journal")))
+        await coordinator.start()
+        try:
+            await test(Bench(coordinator, planner))
+        finally:
+            await coordinator.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    from support.demo_config import demo_settings, write_config
+
+    from dataservice.config import load_config
+
+    return load_config(str(write_config(tmp_path, demo_settings(tmp_path))))
+
+
+def test_a_late_rank_of_an_older_run_does_not_fence_the_newer_one(
+    config: Config, tmp_path: Path
+) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        assert not (await bench.open("old", 0, 2)).ready
+        assert (await bench.open("new", 0, 1)).ready
+        with pytest.raises(SessionFenced, match="newer run"):
+            await bench.open("old", 1, 2)
+        assert (await bench.open("new", 0, 1)).ready
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_peer_that_is_a_step_behind_still_gets_its_packs(config: Config, tmp_path: Path) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run")).session
+        for step in range(3):
+            await bench.one(session, step, done=step)
+        behind = await bench.one(session, 1, done=1)
+        assert behind.step == 1
+        with pytest.raises(ConfigError, match="step 0 is over"):
+            await bench.steps(session, 0, done=0)
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_failed_pack_is_tried_elsewhere_with_growing_pauses(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_desk, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(work_desk, "LONGEST_PAUSE_S", 0.02)
+
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        await bench.worker("w1")
+        session = (await bench.open("run")).session
+        cells = await bench.one(session, 0, done=0)
+        place = cells.cells[0][0]
+        first = place.endpoint.partition(":")[0]
+        other = {"w0": "w1", "w1": "w0"}[first]
+        await bench.fail(first, session, place.pack_id, fatal=False)
+        assert (await bench.one(session, 0, done=0)).cells[0][0].endpoint == place.endpoint
+        await asyncio.sleep(0.1)
+        assert (await bench.one(session, 0, done=0)).cells[0][0].endpoint == f"{other}:1"
+        work = await bench.pull(other, session)
+        mine = [a for a in work.assignments if a.pack_id == place.pack_id]
+        assert [a.storage_holes for a in mine] == [False]
+        for _ in range(work_desk.STORAGE_HOLE_ATTEMPTS - 1):
+            await bench.fail(other, session, place.pack_id, fatal=False)
+        await asyncio.sleep(0.1)
+        owner = (await bench.one(session, 0, done=0)).cells[0][0].endpoint.partition(":")[0]
+        work = await bench.pull(owner, session)
+        assert any(a.storage_holes for a in work.assignments if a.pack_id == place.pack_id)
+        for _ in range(work_desk.PACK_ATTEMPTS - work_desk.STORAGE_HOLE_ATTEMPTS):
+            await bench.fail(owner, session, place.pack_id, fatal=False)
+        with pytest.raises(DataServiceError, match="connection refused"):
+            await bench.steps(session, 0, done=0)
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_planning_process_that_ends_is_replaced(config: Config, tmp_path: Path) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        bench.planner.breaks = 2
+        session = (await bench.open("run")).session
+        assert (await bench.one(session, 0, done=0)).step == 0
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_new_lane_homes_count_from_the_first_step_not_planned_yet(
+    config: Config, tmp_path: Path
+) -> None:
+    import dataclasses
+
+    config = dataclasses.replace(config, ranks_per_node=1)
+
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run")).session
+        await bench.one(session, 0, done=0)
+        ahead = config.serving.plan_ahead_steps
+        await bench.coordinator.register_stager(
+            RegisterStager(node="n0", host="h", cache_dir="/c", budget_bytes=1)
+        )
+        for step in range(1, ahead + 1):
+            await bench.one(session, step, done=step)
+        homes = {r.cursor.step: r.cursor.lane_homes for r in bench.planner.asked}
+        assert homes[ahead - 1] == (-1, -1)
+        assert homes[ahead] == (0, 0)
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_restarted_coordinator_keeps_the_homes_of_steps_handed_out(
+    config: Config, tmp_path: Path
+) -> None:
+    import dataclasses
+
+    config = dataclasses.replace(config, ranks_per_node=1)
+
+    async def before(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run")).session
+        await bench.one(session, 0, done=0)
+
+    async def after(bench: Bench) -> None:
+        await bench.coordinator.register_stager(
+            RegisterStager(node="n0", host="h", cache_dir="/c", budget_bytes=1)
+        )
+        await bench.worker("w0")
+        for step in range(4):
+            await bench.one(1, step, done=step)
+        homes = {r.cursor.step: r.cursor.lane_homes for r in bench.planner.asked}
+        assert homes[0] == homes[5] == (-1, -1)
+
+    on_bench(config, tmp_path / "state", before)
+    on_bench(config, tmp_path / "state", after)
