@@ -325,7 +325,7 @@ def test_commands_and_options_are_these() -> None:
     assert surface == {
         "index": ["config"],
         "plan": ["--dp-size", "--json", "--micro-steps", "--packs-per-cell", "--steps", "config"],
-        "serve": ["--address", "--port", "--workers", "config"],
+        "serve": ["--address", "--host", "--insecure", "--port", "--workers", "config"],
         "status": ["--json", "endpoint"],
         "scale": ["endpoint", "workers"],
     }

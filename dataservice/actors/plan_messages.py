@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dataservice.wire.messages import CursorState, ShardNeed
 
@@ -58,6 +58,8 @@ class PlannedStep:
     num_patches: bytes = b""
     cost: bytes = b""
     num_samples: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Samples by source that are in no pack, of the windows that begin in this step."""
     loss_tokens: int = 0
     lockstep_cost: int = 0
     lockstep_bound: int = 0

@@ -73,6 +73,8 @@ class Planner:
         self.index = Index.open(config.index_dir)
         self.plan = Plan(config.plan, self.index)
         self.renderer = TextRenderer.build(config.text)
+        if self.plan.num_windows != 0:
+            self.plan.window(0, 0)  # loads compiled code before anybody waits for a step
 
     def info(self) -> PlanInfo:
         homes = (-1,) * self.plan.num_lanes
@@ -115,6 +117,7 @@ class Planner:
             num_patches=_int64(step.num_patches),
             cost=_int64(step.cost),
             num_samples=sum(len(spec.items) for spec in specs),
+            dropped=self.plan.dropped_in(step),
             loss_tokens=step.total_loss_tokens,
             lockstep_cost=step.lockstep_cost,
             lockstep_bound=step.lockstep_bound,

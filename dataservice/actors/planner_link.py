@@ -66,7 +66,9 @@ class PlannerProcess:
 
     async def _ask(self, request: PlanRequest) -> PlanReply:
         # shielded: a caller that is cancelled must not leave half an answer in the pipe
-        reply = await asyncio.shield(asyncio.ensure_future(self._in_turn(request)))
+        turn = asyncio.ensure_future(self._in_turn(request))
+        turn.add_done_callback(lambda done: done.cancelled() or done.exception())
+        reply = await asyncio.shield(turn)
         if reply.failed is not None:
             kind = getattr(errors, reply.failed.kind, DataServiceError)
             raise kind(reply.failed.reason)

@@ -60,7 +60,7 @@ class SessionDesk:
         session = Session(
             generation=saved.generation,
             gathering=gathering,
-            cursor=saved.cursor or self._shared.plan.start,
+            cursor=saved.cursor,
             micro_step=saved.micro_step,
         )
         self._shared.session = session
@@ -300,6 +300,7 @@ class SessionDesk:
         self._shared.log.placement(cursor)
         active = ActiveStep(cursor, planned, session.grid, patch_bytes=self._patch_bytes)
         self._shared.holes.planned_samples += planned.num_samples
+        self._shared.dropped.update(planned.dropped)
         self._shared.counters["steps_planned"] += 1
         self._shared.counters["plan_ms"] += round(planned.plan_s * 1000)
         self._shared.counters["packs_moved"] += planned.moved

@@ -7,8 +7,10 @@ next one, and steps below `planned_until` may have been handed out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dataservice.core.settings import Grid
@@ -16,6 +18,8 @@ from dataservice.storage.journal import Journal
 from dataservice.wire.messages import CursorState, ResumeState
 from dataservice.wire.schema import decode, encode
 
+MOST_HOMES = 64
+"""Placements kept of a session when the journal is rewritten; steps handed out span a few."""
 STEPS_A_RECORD = 16
 """Progress is written once in so many steps; a restart plans that many again."""
 
@@ -34,7 +38,7 @@ class SavedSession:
     grid: Grid
     state: ResumeState | None
     hosts: dict[int, str]
-    cursor: CursorState | None
+    cursor: CursorState
     """Every rank was given all steps before it."""
     micro_step: int
     """The session's first micro-step when `cursor` is still its first step, else 0."""
@@ -46,6 +50,7 @@ class SavedSession:
 class StateLog:
     def __init__(self, path: str) -> None:
         self._journal, records = Journal.open(path)
+        self._path = path
         self.holes: list[SavedHole] = []
         self.fenced_runs: set[str] = set()
         self.session: SavedSession | None = None
@@ -59,6 +64,7 @@ class StateLog:
     def _replay(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
         if kind == "epoch":
+            self._generation = max(self._generation, record["generation"])
             self._digest_is(record["digest"])
         elif kind == "hole":
             self.holes.append(SavedHole(record["key"], record["reason"], record["number"]))
@@ -104,8 +110,26 @@ class StateLog:
 
     def start_epoch(self, digest: str) -> None:
         """Called once when the plan is open; what was written for another plan is forgotten."""
-        self._journal.append({"kind": "epoch", "digest": digest})
         self._digest_is(digest)
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Puts in place of the journal one that holds only what still counts."""
+        fresh = self._path + ".new"
+        Path(fresh).unlink(missing_ok=True)
+        journal, _ = Journal.open(fresh)
+        journal.append({"kind": "epoch", "digest": self._digest, "generation": self._generation})
+        journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
+        for hole in self.holes:
+            journal.append(_hole_record(hole.key, hole.reason, hole.pack_number))
+        if self.session is not None:
+            journal.append(_session_record(self.session))
+            for step, homes in self.session.homes[-MOST_HOMES:]:
+                journal.append({"kind": "homes", "step": step, "homes": list(homes)})
+            journal.append({"kind": "planned", "until": self.session.planned_until})
+        os.replace(fresh, self._path)
+        self._journal.close()
+        self._journal = journal
 
     def fence(self, run_ids: Iterable[str]) -> None:
         """These runs are over before they began: a newer one has opened."""
@@ -115,7 +139,7 @@ class StateLog:
             self.fenced_runs.update(runs)
 
     def hole(self, key: str, reason: str, pack_number: int) -> None:
-        self._journal.append({"kind": "hole", "key": key, "reason": reason, "number": pack_number})
+        self._journal.append(_hole_record(key, reason, pack_number))
 
     def open_session(
         self,
@@ -136,18 +160,7 @@ class StateLog:
             micro_step=state.micro_step if state is not None else 0,
             planned_until=cursor.step,
         )
-        self._journal.append(
-            {
-                "kind": "session",
-                "generation": session.generation,
-                "run_id": run_id,
-                "grid": [grid.dp_size, grid.micro_steps, grid.packs_per_cell],
-                "state": encode(state) if state is not None else b"",
-                "hosts": [hosts[rank] for rank in range(grid.dp_size)],
-                "cursor": encode(cursor),
-                "micro_step": session.micro_step,
-            }
-        )
+        self._journal.append(_session_record(session))
         self._session_is(session)
         self._handed_until = 0
         return session.generation
@@ -177,10 +190,28 @@ class StateLog:
     def done(self, cursor: CursorState) -> None:
         """Every rank was given all steps before `cursor`."""
         session = self.session
-        assert session is not None and session.cursor is not None
+        assert session is not None
         if cursor.step >= session.cursor.step + STEPS_A_RECORD:
             session.cursor = cursor
             self._journal.append({"kind": "done", "cursor": encode(cursor)})
 
     def close(self) -> None:
         self._journal.close()
+
+
+def _hole_record(key: str, reason: str, pack_number: int) -> dict[str, Any]:
+    return {"kind": "hole", "key": key, "reason": reason, "number": pack_number}
+
+
+def _session_record(session: SavedSession) -> dict[str, Any]:
+    grid, state = session.grid, session.state
+    return {
+        "kind": "session",
+        "generation": session.generation,
+        "run_id": session.run_id,
+        "grid": [grid.dp_size, grid.micro_steps, grid.packs_per_cell],
+        "state": encode(state) if state is not None else b"",
+        "hosts": [session.hosts[rank] for rank in range(grid.dp_size)],
+        "cursor": encode(session.cursor),
+        "micro_step": session.micro_step,
+    }

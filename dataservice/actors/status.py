@@ -27,6 +27,7 @@ def status_of(shared: Shared) -> dict[str, Any]:
         "holes": len(shared.holes),
         "hole_reasons": dict(list(shared.holes.reasons().items())[:100]),
         "worst_shards": dict(shared.holes.by_shard().most_common(10)),
+        "dropped_samples": dict(shared.dropped),
         "counters": dict(shared.counters),
     }
 

@@ -120,9 +120,19 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="In place of serving.port.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="In place of workers.count.")] = None,
+    host: Annotated[str | None, typer.Option(help="In place of serving.host.")] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Allow a host that other machines reach, unencrypted."),
+    ] = False,
 ) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
     settings = _overridden(load_config(config), port=port, workers=workers)
+    serving = settings.serving
+    serving = dataclasses.replace(
+        serving, host=host or serving.host, insecure=insecure or serving.insecure
+    )
+    settings = dataclasses.replace(settings, serving=serving)
     open_index(settings)
     from dataservice.actors.launch import serve_foreground
 

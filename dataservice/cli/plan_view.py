@@ -69,6 +69,7 @@ class PlanView:
             "lockstep_cost": planned.lockstep_cost,
             "lockstep_bound": planned.lockstep_bound,
             "lockstep_arrival": planned.lockstep_arrival,
+            "dropped": self.plan.dropped_in(planned),
             "cells": [
                 {"micro_step": micro_step, "dp_rank": dp_rank, "packs": packs}
                 for (micro_step, dp_rank), packs in cells.items()
@@ -100,6 +101,13 @@ class PlanView:
         return [item.piece_key for item in spec.items]
 
 
+def _dropped(dropped: dict[str, int]) -> str:
+    if not dropped:
+        return ""
+    counts = ", ".join(f"{count:,} of {name}" for name, count in dropped.items())
+    return f"\nin no pack, longer than one or empty, in windows that begin here: {counts}"
+
+
 def step_table(step: dict[str, Any], pack_length: int) -> Table:
     """One row a pack."""
     cells = step["cells"]
@@ -110,7 +118,7 @@ def step_table(step: dict[str, Any], pack_length: int) -> Table:
         f"full, {step['loss_tokens']:,} loss tokens",
         caption=f"cost of the slowest ranks: {step['lockstep_cost']:,} as placed, "
         f"{step['lockstep_arrival']:,} in arrival order, {step['lockstep_bound']:,} at least; "
-        f"plan {step['plan_digest'][:12]}",
+        f"plan {step['plan_digest'][:12]}" + _dropped(step["dropped"]),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,

@@ -61,7 +61,7 @@ class ServingSettings:
     lease_s: float
     """Workers and stagers silent for so long are taken for dead."""
     open_timeout_s: float
-    """How long a session waits for all its ranks."""
+    """A rank that came and has not asked again for so long counts as missing."""
     insecure: bool
     """Allows a host other than loopback, without TLS or token."""
 
@@ -71,7 +71,7 @@ class ErrorPolicy:
     """Past either bound the job fails and names the worst shard."""
 
     max_hole_share: float
-    """Of the images delivered so far."""
+    """Of the samples planned since the start."""
     max_holes_in_a_row: int
     """By pack number."""
 

@@ -124,6 +124,18 @@ class Plan:
         walk.take(num_packs)
         return walk.cursor(steps=steps)
 
+    def dropped_in(self, step: StepPlan) -> dict[str, int]:
+        """Samples by source that are in no pack, of the windows whose first pack is in `step`:
+        those with images that are longer than a pack, and empty ones."""
+        dropped: dict[str, int] = {}
+        for i in np.flatnonzero((step.lane >= 0) & (step.number == 0)).tolist():
+            window = self.window(int(step.lane[i]), int(step.window[i]))
+            counts = window.dropped_oversize + window.dropped_empty
+            for source in np.flatnonzero(counts).tolist():
+                name = self._index.sources[source].name
+                dropped[name] = dropped.get(name, 0) + int(counts[source])
+        return dropped
+
     def _walk(self, cursor: Cursor) -> Walk:
         places_ok = len(cursor.lanes) == self.num_lanes and all(
             window >= 0

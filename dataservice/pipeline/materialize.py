@@ -2,8 +2,9 @@
 
 Invariants: the bytes are a function of the spec, the shards' content, the settings and the holes
 alone, whatever thread comes first; the layout never depends on whether a picture could be had; a
-hole is zeros in the picture's patches and -100 in all labels of its sample; nothing writes into
-the arrays after `build_pack` returned. Pictures are read and decoded largest first.
+hole is zeros in the picture's patches and -100 in all labels of its sample; a record that cannot
+be had is padding, all its labels -100; nothing writes into the arrays after `build_pack` returned.
+Pictures are read and decoded largest first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
 from dataservice.core.vision import VisionRules
 from dataservice.errors import (
     ArchiveError,
+    DataServiceError,
     DeadlineExceeded,
     ImageError,
     RecordError,
@@ -36,6 +38,9 @@ from dataservice.storage.zips import read_member
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+Text = Rendered | DataServiceError
+"""A rendered sample, or why there is none."""
 
 IGNORE = -100
 """The label of a token without loss."""
@@ -81,6 +86,11 @@ def hole_key(sample_key: str, image: int) -> str:
     return f"{sample_key}#{image}"
 
 
+def record_key(sample_key: str) -> str:
+    """Hole key of a sample whose record itself cannot be had."""
+    return f"{sample_key}#record"
+
+
 def build_pack(
     spec: PackSpec,
     *,
@@ -94,11 +104,12 @@ def build_pack(
 ) -> BuiltPack:
     """Builds the pack; safe to call from several threads with one pool.
 
-    `holes` are the known ones: their pictures are not read. A damaged picture, or one that takes
-    too long to decode, becomes a new hole; one whose read fails only with `storage_holes`.
+    `holes` are the known ones: they are not read. A damaged picture or record, or a picture that
+    takes too long to decode, becomes a new hole; one whose read fails only with `storage_holes`.
 
-    Raises StaleIndexError when a shard is not what the index saw, StorageError (StorageTimeout)
-    when a read fails in a way that may pass, ValueError for a spec that contradicts itself.
+    Raises StaleIndexError when a shard or a setting is not what the index saw, StorageError
+    (StorageTimeout) when a read fails in a way that may pass, ValueError for a spec that
+    contradicts itself.
     """
     _check_spec(spec, rules)
     pictures = _pictures(spec, rules)
@@ -106,16 +117,20 @@ def build_pack(
     build = _Build(spec, reader, renderer, rules, limits, pool)
     try:
         build.start_pictures([p for p in pictures if p.key not in holes], pixels)
-        texts = build.start_texts()
-        rendered = build.finish_texts(texts)
-        new_holes = build.finish_pictures(storage_holes)
+        texts = build.start_texts(holes)
+        rendered, new_holes = build.finish_texts(texts, storage_holes)
+        new_holes |= build.finish_pictures(storage_holes)
     finally:
         build.cancel()
     all_holes = {**holes, **new_holes}
     lost = [p for p in pictures if p.key in all_holes]
     for picture in lost:  # a sample may stand in a pack twice, and fail once
         pixels[picture.patches] = 0
-    arrays = _text_arrays(spec, rendered, renderer.pad_token, {p.item for p in lost})
+    blank = [i for i, item in enumerate(spec.items) if record_key(item.key) in all_holes]
+    for i in blank:
+        rendered[i] = build.blank(spec.items[i])
+    masked = {p.item for p in lost} | set(blank)
+    arrays = _text_arrays(spec, rendered, renderer.pad_token, masked)
     arrays["pixel_values"] = pixels
     arrays["image_grid_thw"] = np.array(
         [[1, *_grid(p.spec, rules)] for p in pictures], np.int32
@@ -125,7 +140,12 @@ def build_pack(
         "pack_id": spec.pack_id,
         "sample_keys": [item.piece_key for item in spec.items],
         "num_docs": len(spec.items),
-        "holes": [f"{p.key}: {all_holes[p.key]}" for p in lost],
+        "holes": [
+            f"{key}: {all_holes[key]}"
+            for key in dict.fromkeys(
+                [record_key(spec.items[i].key) for i in blank] + [p.key for p in lost]
+            )
+        ],
     }
     return BuiltPack(arrays=arrays, meta=meta, new_holes=new_holes)
 
@@ -153,15 +173,18 @@ class _Build:
         self._decodes: list[Job[Any]] = []
         self._waiting: list[tuple[_Picture, Job[Job[None]]]] = []
 
-    def start_texts(self) -> list[Job[list[Rendered]]]:
+    def start_texts(self, holes: Mapping[str, str]) -> list[Job[list[Text]]]:
         """Deals the items to as many tasks as there are threads: item i is in task i % count."""
         items, count = self._spec.items, self._pool.reads.num_threads
         return [
-            self._read(partial(self._render_all, items[i::count]), commit=_as_it_is)
+            self._read(partial(self._render_all, items[i::count], holes), commit=_as_it_is)
             for i in range(min(count, len(items)))
         ]
 
-    def finish_texts(self, jobs: list[Job[list[Rendered]]]) -> list[Rendered]:
+    def finish_texts(
+        self, jobs: list[Job[list[Text]]], storage_holes: bool
+    ) -> tuple[list[Rendered], dict[str, str]]:
+        """The texts in item order, and the new holes among them."""
         parts = []
         for job in jobs:
             try:
@@ -170,7 +193,25 @@ class _Build:
                 raise StorageTimeout(
                     f"reading the records of pack {self._spec.pack_id} {error}"
                 ) from error
-        return [parts[i % len(parts)][i // len(parts)] for i in range(len(self._spec.items))]
+        rendered: list[Rendered] = []
+        found: dict[str, str] = {}
+        for i, item in enumerate(self._spec.items):
+            text = parts[i % len(parts)][i // len(parts)]
+            if isinstance(text, DataServiceError):
+                if isinstance(text, StorageError) and not storage_holes:
+                    raise text
+                found[record_key(item.key)] = str(text)
+                text = self.blank(item)
+            rendered.append(text)
+        return rendered, found
+
+    def blank(self, item: ItemSpec) -> Rendered:
+        """For a text that cannot be had: its image tokens, as many as planned, then padding."""
+        merged = self._rules.merge * self._rules.merge
+        num_image_tokens = sum(_num_patches(x, self._rules) // merged for x in item.images)
+        ids = np.full(item.total_tokens, self._renderer.pad_token, np.int32)
+        ids[:num_image_tokens] = self._renderer.image_token
+        return Rendered(ids=ids, loss=np.zeros(item.total_tokens, np.bool_))
 
     def start_pictures(self, pictures: list[_Picture], pixels: NDArray[np.uint8]) -> None:
         for picture in sorted(pictures, key=lambda p: -p.spec.width * p.spec.height):
@@ -237,15 +278,25 @@ class _Build:
         shard = self._spec.shards[image.shard]
         return read_member(self._reader.read, image, shard)
 
-    def _render_all(self, items: Sequence[ItemSpec]) -> list[Rendered]:
-        return [self._render(item) for item in items]
+    def _render_all(self, items: Sequence[ItemSpec], holes: Mapping[str, str]) -> list[Text]:
+        """What makes a hole of a sample stands in its place; what ends the build is raised."""
+        found: list[Text] = []
+        for item in items:
+            if record_key(item.key) in holes:
+                found.append(self.blank(item))
+                continue
+            try:
+                found.append(self._render(item))
+            except (RecordError, StorageError) as error:
+                found.append(error)
+        return found
 
     def _render(self, item: ItemSpec) -> Rendered:
         """The tokens of the whole sample, checked against what the index counted."""
         shard = self._spec.shards[item.shard]
         line = self._reader.read(shard, item.offset, item.length)
         if len(line) != item.length or zlib.crc32(line) != item.crc32:
-            raise _stale(item, shard, "the record's bytes are others than those indexed")
+            raise RecordError(f"damaged record: other bytes than those indexed ({shard.url})")
         placeholder = self._renderer.settings.placeholder
         try:
             record = parse_record(line, layout=item.layout, placeholder=placeholder)
@@ -272,8 +323,8 @@ class _Build:
         return rendered
 
 
-def _as_it_is(rendered: list[Rendered]) -> list[Rendered]:
-    return rendered
+def _as_it_is(texts: list[Text]) -> list[Text]:
+    return texts
 
 
 def _stale(item: ItemSpec, shard: ShardRef, what: str) -> StaleIndexError:

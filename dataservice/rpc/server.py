@@ -177,7 +177,8 @@ def _checked_bind(bind: str, *, insecure: bool) -> tuple[str, int]:
         if not insecure:
             raise ConfigError(
                 f"bind: {bind!r} is reachable from other machines, and whoever reaches it reads "
-                "the data; use 127.0.0.1, or say --insecure if the network is private"
+                "the data; use 127.0.0.1, or say --insecure (serving.insecure: true) if the "
+                "network is private"
             )
         _LOG.warning("serving on %s in plain text to whoever reaches it (--insecure)", bind)
     return host, port

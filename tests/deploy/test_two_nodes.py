@@ -31,7 +31,8 @@ READER = """
 import sys
 from trainer_client import PackStream
 
-with PackStream(sys.argv[1], job="demo", dp_rank=0, dp_size=1, micro_steps=4) as stream:
+options = {"job": "demo", "dp_rank": 0, "dp_size": 1, "micro_steps": 4, "timeout_s": 45}
+with PackStream(sys.argv[1], **options) as stream:
     for batch in stream:
         print(batch.step, batch.micro_step, len(batch["input_ids"]))
         if batch.step == 2:
@@ -155,12 +156,9 @@ def test_two_nodes_serve_on_loopback_and_leave_nothing(tmp_path: Path) -> None:
         nodes = run.wait_for(lambda: two_workers(endpoint), "worker on each node", 60)
         assert len(nodes) == 2
         read = subprocess.run(
-            [sys.executable, "-c", READER, endpoint],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
+            [sys.executable, "-c", READER, endpoint], capture_output=True, text=True, timeout=60
         )
+        assert read.returncode == 0, read.stderr + run.log()
         assert len(read.stdout.splitlines()) == 2 * 4 + 1
         processes = run.processes()
         assert outward_ports(processes) == []

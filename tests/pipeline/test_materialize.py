@@ -379,8 +379,11 @@ def test_storage_errors_are_holes_only_when_told(data, text, build, reader) -> N
         "could not be read: the disk is away (tall.jpg in src/a.zip)"
     ]
     assert_hole(built, spec, 0, 0)
+    records_away = Failing(reader, raise_storage_error, "a.jsonl")
     with pytest.raises(StorageError, match="the disk is away"):
-        build(spec, reader=Failing(reader, raise_storage_error, "a.jsonl"), storage_holes=True)
+        build(spec, reader=records_away)
+    built = build(spec, reader=records_away, storage_holes=True)
+    assert built.new_holes == {f"{spec.items[0].key}#record": "the disk is away"}
 
 
 def test_a_stale_archive_is_no_hole(data, text, build) -> None:
@@ -461,7 +464,7 @@ def test_largest_pictures_are_decoded_first(data, text, build, monkeypatch) -> N
 
 def test_a_failed_build_takes_its_tasks_back(data, text, build, reader) -> None:
     item = data.item(0, text)
-    broken = dataclasses.replace(item, crc32=item.crc32 ^ 1)
+    broken = dataclasses.replace(item, total_tokens=99, stop=99)
     gate = threading.Event()
     slow = Failing(reader, lambda: gate.wait(LONG_S))
     with BuildPools(decode_threads=1, read_threads=2) as pools:
@@ -476,18 +479,40 @@ def test_a_failed_build_takes_its_tasks_back(data, text, build, reader) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"crc32": 5}, "the record's bytes are others than those indexed"),
         ({"total_tokens": 99, "stop": 99}, "tokens, the index 99"),
         ({"images": ()}, "the record has 1 images, the index 0"),
         ({"layout": "messages"}, "the record cannot be read: field 'messages' is missing"),
     ],
-    ids="crc tokens images layout".split(),
+    ids="tokens images layout".split(),
 )
 def test_a_record_that_is_not_the_indexed_one(data, text, build, change, message) -> None:
     item = dataclasses.replace(data.item(3, text), **change)
     with pytest.raises(StaleIndexError, match=message) as caught:
         build(data.pack(item))
     assert item.key in str(caught.value) and "dataservice index" in str(caught.value)
+
+
+def test_a_damaged_record_is_a_hole_of_its_sample_alone(data, text, build) -> None:
+    whole = build(data.pack(data.item(3, text), data.item(0, text)))
+    item = dataclasses.replace(data.item(3, text), crc32=5)
+    spec = data.pack(item, data.item(0, text))
+    built = build(spec)
+    (key,) = built.new_holes
+    assert key == f"{item.key}#record"
+    assert "damaged record" in built.new_holes[key]
+    again = build(spec, holes=built.new_holes)
+    assert again.new_holes == {}
+    for one in (built, again):
+        assert one.meta["holes"] == [f"{key}: {built.new_holes[key]}"]
+        assert (one.arrays["labels"][: item.stop] == -100).all()
+        for name in ("cu_seqlens", "image_grid_thw", "image_doc_ids", "pixel_values"):
+            assert np.array_equal(one.arrays[name], whole.arrays[name])
+        ids, whole_ids = one.arrays["input_ids"], whole.arrays["input_ids"]
+        assert (ids == text.image_token).sum() == (whole_ids == text.image_token).sum()
+        assert np.array_equal(ids[item.stop :], whole_ids[item.stop :])
+        assert np.array_equal(
+            one.arrays["labels"][item.stop :], whole.arrays["labels"][item.stop :]
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+
+from dataservice.actors.state_log import STEPS_A_RECORD, StateLog
+from dataservice.core.settings import Grid
+from dataservice.wire.messages import CursorState
+
+GRID = Grid(dp_size=2, micro_steps=4)
+HOSTS = {0: "a", 1: "b"}
+
+
+def cursor(step: int, homes: tuple[int, ...] = (-1, -1)) -> CursorState:
+    lanes = ((step, 0), (step, 1))
+    return CursorState(step=step, next_pack=8 * step, lanes=lanes, next_lane=0, lane_homes=homes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+def opened(path: str, digest: str = "plan") -> StateLog:
+    log = StateLog(path)
+    log.start_epoch(digest)
+    return log
+
+
+def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
+    log = opened(path)
+    generation = log.open_session("run", GRID, None, HOSTS, cursor(0))
+    for step in range(STEPS_A_RECORD + 4):
+        log.placement(cursor(step))
+        log.done(cursor(step))
+    log.hole("s/a.jsonl@1#0", "truncated", 17)
+    log.close()
+    for _ in range(3):
+        log = opened(path)
+        saved = log.session
+        assert saved is not None
+        assert (saved.generation, saved.run_id, saved.grid) == (generation, "run", GRID)
+        assert saved.hosts == HOSTS
+        assert saved.cursor == cursor(STEPS_A_RECORD)
+        assert saved.planned_until == 2 * STEPS_A_RECORD
+        assert [hole.key for hole in log.holes] == ["s/a.jsonl@1#0"]
+        log.close()
+
+
+def test_homes_hold_for_steps_that_may_have_been_handed_out_before_the_start(path: str) -> None:
+    log = opened(path)
+    log.open_session("run", GRID, None, HOSTS, cursor(0))
+    log.placement(cursor(0, (0, 1)))
+    log.placement(cursor(5, (1, 1)))
+    assert log.homes_of(3) is None
+    log.close()
+    log = opened(path)
+    assert log.homes_of(4) == (0, 1)
+    assert log.homes_of(STEPS_A_RECORD - 1) == (1, 1)
+    assert log.homes_of(STEPS_A_RECORD) is None
+    log.open_session("next", GRID, None, HOSTS, cursor(0))
+    assert log.homes_of(4) is None
+    log.close()
+
+
+def test_older_runs_stay_fenced_also_under_another_plan(path: str) -> None:
+    log = opened(path)
+    log.open_session("one", GRID, None, HOSTS, cursor(0))
+    log.open_session("two", GRID, None, HOSTS, cursor(0))
+    log.fence(["late"])
+    log.hole("s/a.jsonl@1#0", "truncated", 1)
+    log.close()
+    opened(path, "a third plan").close()
+    log = opened(path, "another plan")
+    assert log.fenced_runs == {"one", "two", "late"}
+    assert log.session is None
+    assert log.holes == []
+    assert log.open_session("three", GRID, None, HOSTS, cursor(0)) > 2
+    log.close()
+
+
+def test_the_journal_is_rewritten_at_the_start(path: str) -> None:
+    log = opened(path)
+    log.open_session("run", GRID, None, HOSTS, cursor(0))
+    for step in range(50 * STEPS_A_RECORD):
+        log.placement(cursor(step))
+        log.done(cursor(step))
+    log.close()
+    before = Path(path).stat().st_size
+    opened(path).close()
+    assert Path(path).stat().st_size < before / 5
+    assert not Path(path + ".new").exists()
