@@ -45,17 +45,7 @@ def main() -> None:
         micro_steps=args.micro_steps,
     ) as stream:
         info = stream.open()
-        sizes = ModelSizes(
-            vocab_size=info.vocab_size,
-            image_token=info.image_token,
-            pack_length=info.pack_length,
-            patch=info.patch,
-            merge=info.merge,
-            temporal_patch=info.temporal_patch,
-            dim=32,
-            layers=1,
-        )
-        model = build_model(sizes)
+        model = build_model(ModelSizes.of(info, dim=32, layers=1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
         def after_step(step: int, loss: float) -> bool:

@@ -83,8 +83,21 @@ def serve_foreground(config: Config, *, address: str | None = None) -> None:
     from dataservice.actors.status_line import StatusLine
 
     stopping = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: stopping.set())
+
+    def stop(*_: object) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            if not serving:
+                raise SystemExit("stopped before the service was up")
+
+    def listen() -> None:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, stop)
+
+    serving = False
+    listen()
     with running_service(config, address=address) as service, StatusLine(service.endpoint) as line:
+        serving = True
+        listen()  # ray.init has put its own handlers in place
         while not stopping.wait(1.0):
             line.show(service.status())

@@ -20,11 +20,6 @@ TOKEN_BYTES = 8
 """Of input_ids and labels on the wire, int32 each."""
 
 
-def sample_keys(spec: bytes) -> list[str]:
-    """Of the samples in an encoded PackSpec."""
-    return [item.key for item in decode(PackSpec, spec).items]
-
-
 class ActiveStep:
     def __init__(
         self, cursor: CursorState, planned: PlannedStep, grid: Grid, *, patch_bytes: int
@@ -49,6 +44,7 @@ class ActiveStep:
         images = np.zeros((grid.micro_steps, grid.dp_size), dtype=np.int64)
         np.add.at(images, (self.micro_step, self.dp_rank), self.num_images)
         self._images = images
+        self._sample_keys: dict[int, list[str]] = {}
         self._by_id = {pack_id: i for i, pack_id in enumerate(planned.pack_ids)}
 
     @property
@@ -64,6 +60,13 @@ class ActiveStep:
 
     def size_bytes(self, i: int) -> int:
         return int(self._size_bytes[i])
+
+    def sample_keys(self, i: int) -> list[str]:
+        """Of the samples of pack i; read from its spec when they are first asked for."""
+        if i not in self._sample_keys:
+            spec = decode(PackSpec, self.planned.specs[i])
+            self._sample_keys[i] = [item.key for item in spec.items]
+        return self._sample_keys[i]
 
     def packs_of_cell(self, micro_step: int, dp_rank: int) -> Iterator[int]:
         cell = micro_step * self.grid.dp_size + dp_rank

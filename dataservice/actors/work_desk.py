@@ -14,7 +14,7 @@ from collections import Counter
 from dataservice.actors.registry import Entry, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
-from dataservice.actors.steps import ActiveStep, sample_keys
+from dataservice.actors.steps import ActiveStep
 from dataservice.core.dispatch import choose_worker
 from dataservice.errors import (
     ConfigError,
@@ -235,7 +235,7 @@ class WorkDesk:
         pack_id, spec = active.planned.pack_ids[i], active.planned.specs[i]
         holes: dict[str, str] = {}
         if len(self._shared.holes):
-            holes = self._shared.holes.of_samples(sample_keys(spec))
+            holes = self._shared.holes.of_samples(active.sample_keys(i))
         return Assignment(
             sequence=sequence,
             pack_id=pack_id,
@@ -277,9 +277,7 @@ class WorkDesk:
             self._shared.fail(session, error)
             raise
         active, i = found
-        return HolesDecided(
-            holes=self._shared.holes.of_samples(sample_keys(active.planned.specs[i]))
-        )
+        return HolesDecided(holes=self._shared.holes.of_samples(active.sample_keys(i)))
 
     async def report_pack_failed(self, request: PackFailed) -> Ok:
         self._shared.registry.worker(request.worker_id, request.lease)

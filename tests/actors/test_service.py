@@ -205,7 +205,7 @@ def test_a_newer_run_fences_the_older(config: Config) -> None:
         next(old)
         with PackStream(service.endpoint, run_id="new", **options) as new:
             next(new)
-            with pytest.raises(SessionFenced, match="new"):
+            with pytest.raises(SessionFenced, match="is over"):
                 for _ in range(20):
                     next(old)
             old.close()

@@ -64,16 +64,7 @@ def one_run(endpoint: str, rank: int, *, mean_per_micro_batch: bool) -> dict[str
 
     with stream:
         info = stream.open()
-        sizes = ModelSizes(
-            vocab_size=info.vocab_size,
-            image_token=info.image_token,
-            pack_length=info.pack_length,
-            patch=info.patch,
-            merge=info.merge,
-            temporal_patch=info.temporal_patch,
-            dim=32,
-            vision_dim=16,
-        )
+        sizes = ModelSizes.of(info, dim=32, vision_dim=16)
         model = build_model(sizes).double()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         batches = MeanPerMicroBatch(stream) if mean_per_micro_batch else stream

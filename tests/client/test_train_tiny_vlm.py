@@ -19,16 +19,7 @@ from trainer_client.testing import (
 
 
 def model() -> TinyVLM:
-    sizes = ModelSizes(
-        vocab_size=FAKE_INFO.vocab_size,
-        image_token=FAKE_INFO.image_token,
-        pack_length=FAKE_INFO.pack_length,
-        patch=FAKE_INFO.patch,
-        merge=FAKE_INFO.merge,
-        temporal_patch=FAKE_INFO.temporal_patch,
-        dim=16,
-        vision_dim=8,
-    )
+    sizes = ModelSizes.of(FAKE_INFO, dim=16, vision_dim=8)
     return build_model(sizes).double()
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,6 +102,9 @@ def started(folder: Path, *arguments: str) -> Iterator[Run]:
         try:
             yield run
         finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
             for left in run.processes():
                 left.kill()
 

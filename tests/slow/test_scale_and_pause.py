@@ -80,7 +80,7 @@ def rate(endpoint: str) -> tuple[float, Readers]:
 
 
 def test_scale_from_one_worker_to_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with cluster_service(decode_bound(tmp_path)) as (service, _):
+    with cluster_service(decode_bound(tmp_path), data_nodes=1) as (service, _):
         one, first = rate(service.endpoint)
         with pytest.raises(SystemExit) as ended:
             dataservice(["scale", service.endpoint, "2"])

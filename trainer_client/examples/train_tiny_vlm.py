@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from dataservice.wire.messages import SessionOpened
 from trainer_client import MicroBatch, PackStream, normalize
 
 IGNORE = -100
@@ -50,6 +51,19 @@ class ModelSizes:
     vision_dim: int = 32
     vision_layers: int = 1
     heads: int = 4
+
+    @classmethod
+    def of(cls, info: SessionOpened, **model: int) -> ModelSizes:
+        """For the packs of a stream; `model` sets the model's own sizes."""
+        return cls(
+            vocab_size=info.vocab_size,
+            image_token=info.image_token,
+            pack_length=info.pack_length,
+            patch=info.patch,
+            merge=info.merge,
+            temporal_patch=info.temporal_patch,
+            **model,
+        )
 
 
 # ---- model --------------------------------------------------------------------------------------
@@ -236,15 +250,9 @@ def run(args: argparse.Namespace) -> None:
         info = stream.open()
         if args.steps is not None and info.first_step >= args.steps:
             return
-        sizes = ModelSizes(
-            vocab_size=info.vocab_size,
-            image_token=info.image_token,
-            pack_length=info.pack_length,
-            patch=info.patch,
-            merge=info.merge,
-            temporal_patch=info.temporal_patch,
+        plain = build_model(ModelSizes.of(info)).to(
+            device=args.device, dtype=getattr(torch, args.dtype)
         )
-        plain = build_model(sizes).to(device=args.device, dtype=getattr(torch, args.dtype))
         optimizer = torch.optim.AdamW(plain.parameters(), lr=args.lr)
         if saved is not None:
             plain.load_state_dict(saved["model"])
