@@ -12,6 +12,7 @@
     |-- WireError              bytes that are not a valid message or frame of ours
     |-- ResumeRefused          a cursor cannot be continued exactly (also a ValueError)
     |-- SessionFenced          a newer run of the trainer reads this job
+    |-- LeaseLost              a worker or stager was taken for dead and must register anew
     |-- HoleBudgetExceeded     more holes than the error policy allows
     |-- ServiceUnavailable     nobody answers; the cursor is intact
     `-- DeadlineExceeded       a wait ended at its deadline (also a TimeoutError)
@@ -97,6 +98,10 @@ class ResumeRefused(DataServiceError, ValueError):
 
 class SessionFenced(DataServiceError):
     """A newer run of the trainer reads this job; this client must stop."""
+
+
+class LeaseLost(DataServiceError):
+    """A worker or stager was silent for longer than its lease; it must register anew."""
 
 
 class HoleBudgetExceeded(DataServiceError):

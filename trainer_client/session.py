@@ -152,10 +152,12 @@ class Session:
             if opened.ready:
                 break
             missing = ", ".join(str(r) for r in opened.missing_ranks)
-            self.doing = (
-                f'job "{self.request.job}" has {self.request.dp_size} ranks, and ranks {missing} '
-                f'have not come with run id "{self.request.run_id}"'
-            )
+            self.doing = opened.waiting_for or "all ranks have come"
+            if missing:
+                self.doing = (
+                    f'job "{self.request.job}" has {self.request.dp_size} ranks, and ranks '
+                    f'{missing} have not come with run id "{self.request.run_id}"'
+                )
             if patience.over:
                 raise self._late(patience, f"the session to open: {self.doing}")
             patience.pause(0)

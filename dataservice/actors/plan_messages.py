@@ -37,7 +37,6 @@ class StepRequest:
     dp_size: int
     micro_steps: int
     packs_per_cell: int
-    ranks_per_node: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

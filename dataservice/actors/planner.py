@@ -37,18 +37,22 @@ from dataservice.wire.messages import CursorState, ShardNeed
 from dataservice.wire.schema import decode, encode
 
 _LENGTH = struct.Struct("<Q")
-MAX_MESSAGE_BYTES = 4 << 30
+MAX_MESSAGE_BYTES = (4 << 30) - 1
+"""Of the pipe: a step of 16,384 packs of many short samples takes about a gigabyte."""
 MAX_NEEDS = 100_000
 """Shards in a staging list, where each file of an image folder is one; the later ones are cut."""
 
 
-def cursor_state(cursor: Cursor, lane_homes: tuple[int, ...]) -> CursorState:
+def cursor_state(
+    cursor: Cursor, lane_homes: tuple[int, ...], ranks_per_node: int = 0
+) -> CursorState:
     return CursorState(
         step=cursor.step,
         next_pack=cursor.next_pack,
         lanes=cursor.lanes,
         next_lane=cursor.next_lane,
         lane_homes=lane_homes,
+        ranks_per_node=ranks_per_node,
     )
 
 
@@ -96,16 +100,16 @@ class Planner:
             micro_steps=request.micro_steps,
             packs_per_cell=request.packs_per_cell,
         )
-        homes = request.cursor.lane_homes
+        homes, per_node = request.cursor.lane_homes, request.cursor.ranks_per_node
         step = self.plan.step(
-            cursor_of(request.cursor), grid, homes, ranks_per_node=max(1, request.ranks_per_node)
+            cursor_of(request.cursor), grid, homes, ranks_per_node=max(1, per_node)
         )
         if step is None:
             return PlannedStep(end=True, next_cursor=request.cursor)
         specs = self.specs(step)
         return PlannedStep(
             end=False,
-            next_cursor=cursor_state(step.next_cursor, homes),
+            next_cursor=cursor_state(step.next_cursor, homes, per_node),
             first_number=step.cursor.next_pack,
             pack_ids=tuple(step.pack_id(i) for i in range(grid.num_packs)),
             specs=tuple(encode(spec) for spec in specs),
@@ -180,19 +184,23 @@ def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | Non
     try:
         if request.config is not None:
             planner = Planner(config_from_json(request.config))
-            return planner, encode(PlanReply(info=planner.info()))
+            return planner, _encoded(PlanReply(info=planner.info()))
         if planner is None:
             raise DataServiceError("the planning process was asked before it was given a config")
         if request.step is not None:
-            return planner, encode(PlanReply(step=planner.step(request.step)))
+            return planner, _encoded(PlanReply(step=planner.step(request.step)))
         if request.needs is not None:
-            return planner, encode(PlanReply(needs=planner.needs(request.needs)))
+            return planner, _encoded(PlanReply(needs=planner.needs(request.needs)))
         raise DataServiceError("empty plan request")
     except Exception as error:
         if not isinstance(error, DataServiceError | OSError):
             traceback.print_exc()
         failed = PlanFailed(kind=type(error).__name__, reason=str(error) or repr(error))
-        return planner, encode(PlanReply(failed=failed))
+        return planner, _encoded(PlanReply(failed=failed))
+
+
+def _encoded(reply: PlanReply) -> bytes:
+    return encode(reply, max_bytes=MAX_MESSAGE_BYTES)
 
 
 def frame(payload: bytes) -> bytes:
@@ -213,7 +221,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     planner: Planner | None = None
     while len(prefix := source.read(PREFIX_BYTES)) == PREFIX_BYTES:
         payload = source.read(frame_length(prefix))
-        planner, reply = answer(planner, decode(PlanRequest, payload))
+        planner, reply = answer(planner, decode(PlanRequest, payload, max_bytes=MAX_MESSAGE_BYTES))
         sink.write(frame(reply))
         sink.flush()
 

@@ -21,8 +21,13 @@ from dataservice.actors.plan_messages import (
     PlanRequest,
     StepRequest,
 )
-from dataservice.actors.planner import PREFIX_BYTES, frame, frame_length
-from dataservice.errors import DataServiceError, DeadlineExceeded, ServiceUnavailable
+from dataservice.actors.planner import MAX_MESSAGE_BYTES, PREFIX_BYTES, frame, frame_length
+from dataservice.errors import (
+    DataServiceError,
+    DeadlineExceeded,
+    ServiceUnavailable,
+    StaleIndexError,
+)
 from dataservice.wire.schema import decode, encode
 
 
@@ -44,6 +49,7 @@ class PlannerProcess:
     def __init__(self, *, deadline_s: float = 300.0) -> None:
         self._deadline_s = deadline_s
         self._config = ""
+        self._digest = ""
         self._closed = False
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
@@ -52,6 +58,7 @@ class PlannerProcess:
         self._config = config
         reply = await self._ask(PlanRequest(config=config))
         assert reply.info is not None
+        self._digest = reply.info.digest
         return reply.info
 
     async def step(self, request: StepRequest) -> PlannedStep:
@@ -81,9 +88,20 @@ class PlannerProcess:
             if self._process is None or self._process.returncode is not None:
                 self._process = await self._started()
                 if request.config is None:
-                    # the one before ended: a new one gives the same plan
-                    await self._exchange(self._process, PlanRequest(config=self._config))
+                    await self._reopen(self._process)
             return await self._exchange(self._process, request)
+
+    async def _reopen(self, process: asyncio.subprocess.Process) -> None:
+        """The process before ended: the new one must have the same plan."""
+        reply = await self._exchange(process, PlanRequest(config=self._config))
+        digest = reply.info.digest if reply.info is not None else ""
+        if digest != self._digest:
+            process.kill()
+            why = reply.failed.reason if reply.failed is not None else f"its digest is {digest}"
+            raise StaleIndexError(
+                f"the index changed while the service ran: the plan had digest {self._digest}, "
+                f"and now {why}; restart the service"
+            )
 
     async def _started(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -102,7 +120,7 @@ class PlannerProcess:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(self._deadline_s):
-                process.stdin.write(frame(encode(request)))
+                process.stdin.write(frame(encode(request, max_bytes=MAX_MESSAGE_BYTES)))
                 await process.stdin.drain()
                 prefix = await process.stdout.readexactly(PREFIX_BYTES)
                 payload = await process.stdout.readexactly(frame_length(prefix))
@@ -116,7 +134,7 @@ class PlannerProcess:
             raise DeadlineExceeded(
                 f"the coordinator waited {self._deadline_s:g} s for the planning process"
             ) from error
-        return decode(PlanReply, payload)
+        return decode(PlanReply, payload, max_bytes=MAX_MESSAGE_BYTES)
 
     async def close(self) -> None:
         self._closed = True

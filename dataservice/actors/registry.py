@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dataservice.errors import SessionFenced
+from dataservice.errors import LeaseLost
 from dataservice.wire.messages import PullStaging, PullWork, RegisterStager, RegisterWorker
 
 
@@ -67,17 +67,17 @@ class Registry:
         return seat
 
     def worker(self, worker_id: str, lease: int) -> WorkerSeat:
-        """Renews the lease; SessionFenced tells the worker to register anew."""
+        """Renews the lease; LeaseLost tells the worker to register anew."""
         seat = self.workers.get(worker_id)
         if seat is None or seat.lease != lease:
-            raise SessionFenced(f"worker {worker_id} has no lease {lease}; it must register anew")
+            raise LeaseLost(f"worker {worker_id} has no lease {lease}; it must register anew")
         seat.heard = time.monotonic()
         return seat
 
     def stager(self, node: str, lease: int) -> StagerSeat:
         seat = self.stagers.get(node)
         if seat is None or seat.lease != lease:
-            raise SessionFenced(f"stager of {node} has no lease {lease}; it must register anew")
+            raise LeaseLost(f"stager of {node} has no lease {lease}; it must register anew")
         seat.heard = time.monotonic()
         return seat
 

@@ -15,6 +15,7 @@ from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
 from dataservice.wire.messages import CursorState, OpenSession, ResumeState
 
 STATE_VERSION = 1
+MAX_STEP_PACKS = 1 << 17
 
 
 def grid_of(request: OpenSession) -> Grid:
@@ -25,6 +26,12 @@ def grid_of(request: OpenSession) -> Grid:
         raise ConfigError(
             f"dp_rank = {request.dp_rank} with dp_size = {request.dp_size}: "
             f"ranks are numbered 0 to {request.dp_size - 1}"
+        )
+    num_packs = request.dp_size * request.micro_steps * request.packs_per_cell
+    if num_packs > MAX_STEP_PACKS:
+        raise ConfigError(
+            f"dp_size {request.dp_size} x micro_steps {request.micro_steps} x packs_per_cell "
+            f"{request.packs_per_cell} is {num_packs} packs a step, more than {MAX_STEP_PACKS}"
         )
     return Grid(
         dp_size=request.dp_size,
@@ -143,23 +150,24 @@ class Session:
         *,
         generation: int,
         gathering: Gathering,
+        first: tuple[int, int],
         cursor: CursorState,
-        micro_step: int,
     ) -> None:
+        """`first`: (step, micro-step) where the run began; `cursor`: of the first step that not
+        every rank has been given, a later one when the coordinator was restarted."""
         self.generation = generation
         self.run_id = gathering.run_id
         self.grid = gathering.grid
         self.state = gathering.state
         self.hosts = dict(gathering.hosts)
-        self.first_step = cursor.step
-        self.first_micro_step = micro_step
+        self.first_step, self.first_micro_step = first
         self.next_cursor = cursor
         """Of the next step to plan."""
         self.end_step = -1
         self.steps: dict[int, ActiveStep] = {}
         now = time.monotonic()
         self.ranks = [
-            RankProgress(done=(cursor.step, micro_step), heard=now)
+            RankProgress(done=max(first, (cursor.step, 0)), heard=now)
             for _ in range(self.grid.dp_size)
         ]
         self.failure: DataServiceError | None = None

@@ -16,6 +16,7 @@ from dataservice.actors.session import Gathering, Session, check_state
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.work_desk import WorkDesk
+from dataservice.core.settings import Grid
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
@@ -42,7 +43,8 @@ class SessionDesk:
     def __init__(self, shared: Shared, work: WorkDesk) -> None:
         self._shared = shared
         self._work = work
-        self._gatherings: dict[str, Gathering] = {}
+        self._gathering: Gathering | None = None
+        """The newest run, while its ranks arrive; it fences one that was still arriving."""
         self._planning: asyncio.Future[None] | None = None
         self._patch_bytes = 3 * shared.config.plan.vision.patch**2
 
@@ -60,9 +62,10 @@ class SessionDesk:
         session = Session(
             generation=saved.generation,
             gathering=gathering,
+            first=saved.first,
             cursor=saved.cursor,
-            micro_step=saved.micro_step,
         )
+        self._shared.decoder = saved.decoder
         self._shared.session = session
         self._planning = asyncio.ensure_future(self._plan_ahead(session))
         _LOG.info("session %d: run %s goes on", saved.generation, saved.run_id)
@@ -78,12 +81,17 @@ class SessionDesk:
             return self._rejoin(self._shared.session, request)
         if request.run_id in self._shared.log.fenced_runs:
             raise self._fenced(request)
-        gathering = self._gatherings.get(request.run_id)
-        if gathering is None:
-            gathering = self._gatherings[request.run_id] = Gathering(request)
+        gathering = self._gathering
+        if gathering is None or gathering.run_id != request.run_id:
+            gathering = Gathering(request)
+            self._check_layout(gathering.grid)
+            if self._gathering is not None:
+                self._shared.log.fence([self._gathering.run_id])
+            self._gathering = gathering
+            self._shared.changes.notify()
         until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
         if request.state is not None and not await self._decoder_known(until):
-            return SessionOpened(ready=False, missing_ranks=self._missing(gathering))
+            return self._not_ready(gathering)
         if request.state is not None and gathering.refused is None:
             try:
                 check_state(
@@ -97,19 +105,38 @@ class SessionDesk:
                 gathering.refused = error
         gathering.join(request)
         if not self._missing(gathering) and await self._decoder_known(until):
-            self._open(gathering)
+            if self._gathering is gathering:
+                self._open(gathering)
         self._shared.changes.notify()
         while self._shared.session is None or self._shared.session.run_id != request.run_id:
             if gathering.refused is not None:
                 raise gathering.refused
             if not await self._shared.changes.wait(until):
-                return SessionOpened(ready=False, missing_ranks=self._missing(gathering))
+                return self._not_ready(gathering)
             if request.run_id in self._shared.log.fenced_runs:
                 raise self._fenced(request)
         return self._opened(self._shared.session)
 
     def _missing(self, gathering: Gathering) -> tuple[int, ...]:
         return gathering.missing(self._shared.config.serving.open_timeout_s)
+
+    def _not_ready(self, gathering: Gathering) -> SessionOpened:
+        waiting_for = "" if self._shared.decoder else "no worker is alive"
+        return SessionOpened(
+            ready=False, missing_ranks=self._missing(gathering), waiting_for=waiting_for
+        )
+
+    def _check_layout(self, grid: Grid) -> None:
+        """What must divide the DP size."""
+        for name, value in (
+            ("ranks_per_node", self._shared.config.ranks_per_node),
+            ("balance.sync_domain", self._shared.config.plan.balance.sync_domain),
+        ):
+            if value and grid.dp_size % value:
+                raise ConfigError(
+                    f"dp_size = {grid.dp_size} is no multiple of {name} = {value}: "
+                    "change either of them"
+                )
 
     @staticmethod
     def _fenced(request: OpenSession) -> SessionFenced:
@@ -133,23 +160,27 @@ class SessionDesk:
         return self._opened(session)
 
     def _open(self, gathering: Gathering) -> None:
-        if self._shared.session is not None and self._shared.session.run_id == gathering.run_id:
-            return
         state = gathering.state
         cursor = state.cursor if state is not None else self._shared.plan.start
         micro_step = state.micro_step if state is not None else 0
         generation = self._shared.log.open_session(
-            gathering.run_id, gathering.grid, state, gathering.hosts, cursor
+            gathering.run_id,
+            gathering.grid,
+            state,
+            gathering.hosts,
+            cursor,
+            self._shared.decoder,
         )
         if self._planning is not None:
             self._planning.cancel()
         session = Session(
-            generation=generation, gathering=gathering, cursor=cursor, micro_step=micro_step
+            generation=generation,
+            gathering=gathering,
+            first=(cursor.step, micro_step),
+            cursor=cursor,
         )
         self._shared.session = session
-        del self._gatherings[gathering.run_id]
-        self._shared.log.fence(self._gatherings)
-        self._gatherings.clear()
+        self._gathering = None
         self._work.forget_failures()
         self._shared.counters["sessions"] += 1
         self._planning = asyncio.ensure_future(self._plan_ahead(session))
@@ -184,7 +215,7 @@ class SessionDesk:
 
     async def get_steps(self, request: GetSteps) -> Steps:
         session = self._shared.current(request.session)
-        if session.first_step <= request.first_step < session.held_step:
+        if request.first_step < session.held_step:
             raise ConfigError(
                 f"step {request.first_step} is over: every rank has been given all steps before "
                 f"{session.done_step}; to repeat it, start a new run from a checkpoint before it"
@@ -282,17 +313,24 @@ class SessionDesk:
         inside = cursor.step == session.first_step and session.first_micro_step > 0
         if not inside:
             # inside a resumed step the placement must be the one that was handed out before
-            homes = self._shared.log.homes_of(cursor.step) or self._lane_homes(session)
-            cursor = replace(cursor, lane_homes=homes)
+            saved = self._shared.log.homes_of(cursor.step)
+            per_node = self._shared.config.ranks_per_node
+            per_node, homes = saved or (per_node, self._lane_homes(session))
+            cursor = replace(cursor, lane_homes=homes, ranks_per_node=per_node)
         planned = await self._shared.planner.step(
             StepRequest(
                 cursor=cursor,
                 dp_size=session.grid.dp_size,
                 micro_steps=session.grid.micro_steps,
                 packs_per_cell=session.grid.packs_per_cell,
-                ranks_per_node=self._shared.config.ranks_per_node,
             )
         )
+        if planned.end and cursor.next_pack == 0:
+            raise ConfigError(
+                f"the plan has not one step of {session.grid.num_packs} packs: no sample fits "
+                f"plan.pack_length = {self._shared.config.plan.pack_length}, or the data is less "
+                'than a step and plan.remainder is "drop"'
+            )
         if planned.end:
             session.end_step = cursor.step
             self._shared.changes.notify()

@@ -17,8 +17,8 @@ from dataservice.core.packspec import ShardRef
 from dataservice.errors import (
     ConfigError,
     DeadlineExceeded,
+    LeaseLost,
     ServiceUnavailable,
-    SessionFenced,
 )
 from dataservice.rpc.aio import AsyncCoordinatorClient
 from dataservice.storage.staging import Need, StagingArea
@@ -107,7 +107,7 @@ class Stager:
         while not self._stopping.is_set():
             try:
                 staging = await self._coordinator.call(self._pull_request(), CALL_TIMEOUT_S)
-            except SessionFenced:
+            except LeaseLost:
                 await self._register()
                 continue
             except (ServiceUnavailable, DeadlineExceeded):

@@ -24,6 +24,10 @@ STEPS_A_RECORD = 16
 """Progress is written once in so many steps; a restart plans that many again."""
 
 
+Homes = tuple[int, tuple[int, ...]]
+"""What a placement depends on besides the cursor: (ranks a node, home node of each lane)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavedHole:
     key: str
@@ -40,10 +44,12 @@ class SavedSession:
     hosts: dict[int, str]
     cursor: CursorState
     """Every rank was given all steps before it."""
-    micro_step: int
-    """The session's first micro-step when `cursor` is still its first step, else 0."""
-    homes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """(first step, lane homes), steps rising."""
+    first: tuple[int, int]
+    """(step, micro-step) where the session began."""
+    decoder: str
+    """Fingerprint of the decoders that its packs were built with."""
+    homes: list[tuple[int, Homes]] = field(default_factory=list)
+    """(first step, homes), steps rising."""
     planned_until: int = 0
 
 
@@ -81,18 +87,19 @@ class StateLog:
                     state=decode(ResumeState, record["state"]) if record["state"] else None,
                     hosts=dict(enumerate(record["hosts"])),
                     cursor=decode(CursorState, record["cursor"]),
-                    micro_step=record["micro_step"],
+                    first=(record["first"][0], record["first"][1]),
+                    decoder=record["decoder"],
                 )
             )
         elif kind == "fenced":
             self.fenced_runs.update(record["runs"])
         elif self.session is not None and kind == "homes":
-            self.session.homes.append((record["step"], tuple(record["homes"])))
+            homes = (record["ranks_per_node"], tuple(record["homes"]))
+            self.session.homes.append((record["step"], homes))
         elif self.session is not None and kind == "planned":
             self.session.planned_until = record["until"]
         elif self.session is not None and kind == "done":
             self.session.cursor = decode(CursorState, record["cursor"])
-            self.session.micro_step = 0
 
     def _digest_is(self, digest: str) -> None:
         if digest != self._digest:
@@ -125,7 +132,7 @@ class StateLog:
         if self.session is not None:
             journal.append(_session_record(self.session))
             for step, homes in self.session.homes[-MOST_HOMES:]:
-                journal.append({"kind": "homes", "step": step, "homes": list(homes)})
+                journal.append(_homes_record(step, homes))
             journal.append({"kind": "planned", "until": self.session.planned_until})
         os.replace(fresh, self._path)
         self._journal.close()
@@ -148,6 +155,7 @@ class StateLog:
         state: ResumeState | None,
         hosts: Mapping[int, str],
         cursor: CursorState,
+        decoder: str,
     ) -> int:
         """Returns the new session's generation number."""
         session = SavedSession(
@@ -157,7 +165,8 @@ class StateLog:
             state=state,
             hosts=dict(hosts),
             cursor=cursor,
-            micro_step=state.micro_step if state is not None else 0,
+            first=(cursor.step, state.micro_step if state is not None else 0),
+            decoder=decoder,
             planned_until=cursor.step,
         )
         self._journal.append(_session_record(session))
@@ -165,8 +174,8 @@ class StateLog:
         self._handed_until = 0
         return session.generation
 
-    def homes_of(self, step: int) -> tuple[int, ...] | None:
-        """Lane homes of a step that may have been handed out before this start, else None."""
+    def homes_of(self, step: int) -> Homes | None:
+        """Of a step that may have been handed out before this start, else None."""
         session = self.session
         if session is None or step >= self._handed_until:
             return None
@@ -174,15 +183,15 @@ class StateLog:
         return known[-1] if known else None
 
     def placement(self, cursor: CursorState) -> None:
-        """The step that starts at `cursor` is about to be handed out with its lane homes."""
+        """The step that starts at `cursor` is about to be handed out with its homes."""
         session = self.session
         assert session is not None
+        homes = (cursor.ranks_per_node, cursor.lane_homes)
         if not session.homes or (
-            session.homes[-1][0] <= cursor.step and session.homes[-1][1] != cursor.lane_homes
+            session.homes[-1][0] <= cursor.step and session.homes[-1][1] != homes
         ):
-            session.homes.append((cursor.step, cursor.lane_homes))
-            record = {"kind": "homes", "step": cursor.step, "homes": list(cursor.lane_homes)}
-            self._journal.append(record)
+            session.homes.append((cursor.step, homes))
+            self._journal.append(_homes_record(cursor.step, homes))
         if cursor.step >= session.planned_until:
             session.planned_until = cursor.step + STEPS_A_RECORD
             self._journal.append({"kind": "planned", "until": session.planned_until})
@@ -203,6 +212,10 @@ def _hole_record(key: str, reason: str, pack_number: int) -> dict[str, Any]:
     return {"kind": "hole", "key": key, "reason": reason, "number": pack_number}
 
 
+def _homes_record(step: int, homes: Homes) -> dict[str, Any]:
+    return {"kind": "homes", "step": step, "ranks_per_node": homes[0], "homes": list(homes[1])}
+
+
 def _session_record(session: SavedSession) -> dict[str, Any]:
     grid, state = session.grid, session.state
     return {
@@ -213,5 +226,6 @@ def _session_record(session: SavedSession) -> dict[str, Any]:
         "state": encode(state) if state is not None else b"",
         "hosts": [session.hosts[rank] for rank in range(grid.dp_size)],
         "cursor": encode(session.cursor),
-        "micro_step": session.micro_step,
+        "first": list(session.first),
+        "decoder": session.decoder,
     }

@@ -22,6 +22,7 @@ from dataservice.config import Config, config_from_json
 from dataservice.core.packspec import PackSpec
 from dataservice.errors import (
     DeadlineExceeded,
+    LeaseLost,
     ServiceUnavailable,
     SessionFenced,
     StaleIndexError,
@@ -148,7 +149,7 @@ class Worker:
                 return
             try:
                 work = await self._coordinator.call(self._pull_request(), CALL_TIMEOUT_S)
-            except SessionFenced:
+            except LeaseLost:
                 await self._register(server)
                 continue
             except (ServiceUnavailable, DeadlineExceeded):
@@ -319,15 +320,18 @@ class Worker:
         self._check_session(request)
         if self.tools.queue.knows(request.pack_id):
             return
-        assignment = await self._coordinator.call(
-            GetAssignment(
-                worker_id=self.worker_id,
-                lease=self._lease,
-                session=request.session,
-                pack_id=request.pack_id,
-            ),
-            CALL_TIMEOUT_S,
-        )
+        try:
+            assignment = await self._coordinator.call(
+                GetAssignment(
+                    worker_id=self.worker_id,
+                    lease=self._lease,
+                    session=request.session,
+                    pack_id=request.pack_id,
+                ),
+                CALL_TIMEOUT_S,
+            )
+        except LeaseLost as error:
+            raise ServiceUnavailable(f"worker {self.worker_id} joins anew: {error}") from error
         self.tools.queue.add(self._job(request.session, assignment))
 
     def _check_session(self, request: StreamPack) -> None:

@@ -161,7 +161,7 @@ class ServingSection(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 7070
     plan_ahead_steps: Count = 8
     lease_s: Seconds = 2.0
-    open_timeout_s: Seconds = 300.0
+    open_timeout_s: Seconds = 30.0
     insecure: bool = False
 
 

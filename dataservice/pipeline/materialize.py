@@ -51,6 +51,15 @@ class Reader(Protocol):
 
     def read(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
 
+    def has_copy(self, shard: ShardRef) -> bool: ...
+
+    def read_origin(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
+
+    def drop_copy(self, shard: ShardRef) -> None: ...
+
+
+Read = Callable[[ShardRef, int, int], bytes]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltPack:
@@ -276,7 +285,18 @@ class _Build:
 
     def _read_image(self, image: ImageSpec) -> bytes:
         shard = self._spec.shards[image.shard]
-        return read_member(self._reader.read, image, shard)
+        return self._undamaged(shard, lambda read: read_member(read, image, shard))
+
+    def _undamaged(self, shard: ShardRef, get: Callable[[Read], bytes]) -> bytes:
+        """What `get` reads; when a staged copy turns out damaged, the origin decides."""
+        try:
+            return get(self._reader.read)
+        except (ArchiveError, RecordError):
+            if not self._reader.has_copy(shard):
+                raise
+            data = get(self._reader.read_origin)
+        self._reader.drop_copy(shard)
+        return data
 
     def _render_all(self, items: Sequence[ItemSpec], holes: Mapping[str, str]) -> list[Text]:
         """What makes a hole of a sample stands in its place; what ends the build is raised."""
@@ -294,9 +314,7 @@ class _Build:
     def _render(self, item: ItemSpec) -> Rendered:
         """The tokens of the whole sample, checked against what the index counted."""
         shard = self._spec.shards[item.shard]
-        line = self._reader.read(shard, item.offset, item.length)
-        if len(line) != item.length or zlib.crc32(line) != item.crc32:
-            raise RecordError(f"damaged record: other bytes than those indexed ({shard.url})")
+        line = self._undamaged(shard, lambda read: _record_line(read, item, shard))
         placeholder = self._renderer.settings.placeholder
         try:
             record = parse_record(line, layout=item.layout, placeholder=placeholder)
@@ -321,6 +339,13 @@ class _Build:
                 f"the record has {len(rendered.ids)} tokens, the index {item.total_tokens}",
             )
         return rendered
+
+
+def _record_line(read: Read, item: ItemSpec, shard: ShardRef) -> bytes:
+    line = read(shard, item.offset, item.length)
+    if len(line) != item.length or zlib.crc32(line) != item.crc32:
+        raise RecordError(f"damaged record: other bytes than those indexed ({shard.url})")
+    return line
 
 
 def _as_it_is(texts: list[Text]) -> list[Text]:

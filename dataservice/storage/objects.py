@@ -8,9 +8,11 @@ is what the index saw (size and mtime), else StaleIndexError.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
+import logging
 import os
 import posixpath
 import threading
@@ -31,6 +33,8 @@ from dataservice.storage.backends import (
     local_path,
 )
 from dataservice.storage.deadline import ReaderPool
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -204,6 +208,30 @@ class ShardReader:
         Raises StaleIndexError (naming the shard) when the shard is not what the index saw,
         StorageError when it cannot be had for now, StorageTimeout at the deadline.
         """
+        return self._read(shard, offset, size, lambda: self._read_once(shard, offset, size))
+
+    def has_copy(self, shard: ShardRef) -> bool:
+        """Whether reads of the shard come from a staged copy now."""
+        return self.cache_dir is not None and os.path.exists(staged_path(self.cache_dir, shard))
+
+    def read_origin(self, shard: ShardRef, offset: int, size: int) -> bytes:
+        """As `read`, past the staged copy: for bytes of it that turned out damaged."""
+        return self._read(
+            shard, offset, size, lambda: (self._read_from_origin(shard, offset, size), False)
+        )
+
+    def drop_copy(self, shard: ShardRef) -> None:
+        """Removes a damaged staged copy; the stager makes a new one when the shard is needed."""
+        if self.cache_dir is not None:
+            path = staged_path(self.cache_dir, shard)
+            self._staged.discard(path)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            _LOG.warning("the staged copy of %s is damaged: removed", _name(shard))
+
+    def _read(
+        self, shard: ShardRef, offset: int, size: int, once: Callable[[], tuple[bytes, bool]]
+    ) -> bytes:
         if offset < 0 or size < 0 or offset + size > shard.size_bytes:
             raise StaleIndexError(
                 f"{_name(shard)} has {shard.size_bytes} bytes, but {size} are wanted at {offset}: "
@@ -211,7 +239,7 @@ class ShardReader:
             )
         try:
             data, staged = self._store.run(
-                lambda: self._read_once(shard, offset, size),
+                once,
                 f"read {_name(shard)} at {offset}",
                 self._deadline_s,
             )
@@ -244,6 +272,9 @@ class ShardReader:
             data = self._read_staged(staged_path(cache_dir, shard), shard, offset, size)
             if data is not None:
                 return data, True
+        return self._read_from_origin(shard, offset, size), False
+
+    def _read_from_origin(self, shard: ShardRef, offset: int, size: int) -> bytes:
         backend = self._store.backend(shard.url)
         data, stat = backend.read(shard.url, offset, size)
         if _difference(shard, stat):
@@ -259,7 +290,7 @@ class ShardReader:
                 f"{_name(shard)} ends at {offset + len(data)}, but {size} bytes are wanted at "
                 f"{offset}: it changed; run `dataservice index` again"
             )
-        return data, False
+        return data
 
     def _read_staged(self, path: str, shard: ShardRef, offset: int, size: int) -> bytes | None:
         now = time.monotonic()

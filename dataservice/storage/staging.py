@@ -206,6 +206,7 @@ class StagingArea:
         self._store: ObjectStore = store
         self._cached = scan(cache_dir)
         self._needs: tuple[Need, ...] = ()
+        self._look = False
         self._stop = threading.Event()
         self._pause: dict[str, tuple[int, float]] = {}
         """Failures in a row of a shard, and when to try it again."""
@@ -226,9 +227,14 @@ class StagingArea:
     def update(self, needs: Sequence[Need]) -> None:
         """Replace the list of needs; the next `step` goes by it."""
         self._needs = tuple(needs)
+        self._look = True
 
     def step(self) -> bool:
         """Drop one copy or make one; False when there is nothing to do for now."""
+        if self._look:  # a reader removes a copy that turned out damaged
+            self._look = False
+            for name in [n for n in self._cached if not self._has(n)]:
+                del self._cached[name]
         decision = decide(self._needs, self._cached, self.budget_bytes)
         self._warn_too_large(decision.too_large)
         now = self._clock()
@@ -265,6 +271,9 @@ class StagingArea:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _has(self, name: str) -> bool:
+        return os.path.exists(os.path.join(self.cache_dir, name))
 
     def _copy(self, name: str, need: Need) -> None:
         try:

@@ -36,6 +36,8 @@ class CursorState:
     """Per lane (window, offset)."""
     next_lane: int
     lane_homes: tuple[int, ...]
+    ranks_per_node: int = 0
+    """0: data nodes hold no ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,8 @@ class SessionOpened:
 
     ready: bool
     missing_ranks: tuple[int, ...] = ()
+    waiting_for: str = ""
+    """What keeps the session from opening when no rank is missing, in words."""
     session: int = 0
     """Generation number; grows with every new run."""
     plan_digest: str = ""

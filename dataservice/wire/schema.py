@@ -51,18 +51,18 @@ Buffer = bytes | bytearray | memoryview
 Convert = Callable[[Any], Any]
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """The bytes of a dataclass message. WireError when a value does not fit its field's type."""
     cls: Any = type(message)
     try:
-        return _pack(_writer(cls)(message), cls.__name__)
+        return _pack(_writer(cls)(message), cls.__name__, max_bytes)
     except _Mismatch as bad:
         raise bad.wire_error(cls.__name__) from None
 
 
-def decode(cls: type[Message], data: Buffer) -> Message:
+def decode(cls: type[Message], data: Buffer, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     """The message of class `cls` that `data` holds. WireError when it does not hold one."""
-    value = _unpack(data, cls.__name__)
+    value = _unpack(data, cls.__name__, max_bytes)
     try:
         return typing.cast(Message, _reader(typing.cast(Any, cls))(value))
     except _Mismatch as bad:
@@ -101,22 +101,22 @@ class _Mismatch(Exception):
 # ---- bytes <-> plain values ---------------------------------------------------------------------
 
 
-def _pack(value: Any, what: str) -> bytes:
+def _pack(value: Any, what: str, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     try:
         data: bytes = msgpack.packb(value, use_bin_type=True)
     except OverflowError:
         raise WireError(f"{what}: an integer does not fit in 64 bits") from None
     except UnicodeEncodeError as error:
         raise WireError(f"{what}: text that is not Unicode: {error}") from None
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise WireError(f"{what}: {len(data)} bytes, more than the limit of {MAX_MESSAGE_BYTES}")
+    if len(data) > max_bytes:
+        raise WireError(f"{what}: {len(data)} bytes, more than the limit of {max_bytes}")
     return data
 
 
-def _unpack(data: Buffer, what: str) -> Any:
+def _unpack(data: Buffer, what: str, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
     size = len(data)
-    if size > MAX_MESSAGE_BYTES:
-        raise WireError(f"{what}: {size} bytes, more than the limit of {MAX_MESSAGE_BYTES}")
+    if size > max_bytes:
+        raise WireError(f"{what}: {size} bytes, more than the limit of {max_bytes}")
     try:
         # Walks the structure without building it: a header that claims more elements than the
         # message holds ends here, before unpackb would allocate for the claim.

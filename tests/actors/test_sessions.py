@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from dataservice.core.packspec import PackSpec
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
+    LeaseLost,
     ServiceUnavailable,
     SessionFenced,
 )
@@ -35,6 +37,7 @@ from dataservice.wire.messages import (
     PullWork,
     RegisterStager,
     RegisterWorker,
+    ResumeState,
     StepCells,
     Work,
 )
@@ -118,9 +121,11 @@ class Bench:
         self.planner = planner
         self.leases: dict[str, int] = {}
 
-    async def worker(self, worker_id: str, node: str = "n0") -> None:
+    async def worker(self, worker_id: str, node: str = "n0", decoder: str = "pil") -> None:
         seat = await self.coordinator.register_worker(
-            RegisterWorker(worker_id=worker_id, node=node, endpoint=f"{worker_id}:1", decoder="pil")
+            RegisterWorker(
+                worker_id=worker_id, node=node, endpoint=f"{worker_id}:1", decoder=decoder
+            )
         )
         self.leases[worker_id] = seat.lease
 
@@ -135,7 +140,7 @@ class Bench:
                 dp_size=ranks,
                 micro_steps=more.get("micro_steps", 1),
                 packs_per_cell=1,
-                state=None,
+                state=more.get("state"),
                 host="h",
                 wait_s=wait_s,
             )
@@ -291,8 +296,6 @@ def test_a_planning_process_that_ends_is_replaced(config: Config, tmp_path: Path
 def test_new_lane_homes_count_from_the_first_step_not_planned_yet(
     config: Config, tmp_path: Path
 ) -> None:
-    import dataclasses
-
     config = dataclasses.replace(config, ranks_per_node=1)
 
     async def check(bench: Bench) -> None:
@@ -315,8 +318,6 @@ def test_new_lane_homes_count_from_the_first_step_not_planned_yet(
 def test_a_restarted_coordinator_keeps_the_homes_of_steps_handed_out(
     config: Config, tmp_path: Path
 ) -> None:
-    import dataclasses
-
     config = dataclasses.replace(config, ranks_per_node=1)
 
     async def before(bench: Bench) -> None:
@@ -336,3 +337,143 @@ def test_a_restarted_coordinator_keeps_the_homes_of_steps_handed_out(
 
     on_bench(config, tmp_path / "state", before)
     on_bench(config, tmp_path / "state", after)
+
+
+def test_a_newer_run_that_still_gathers_fences_the_one_before(
+    config: Config, tmp_path: Path
+) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        await bench.open("old", 0, 2)
+        assert (await bench.open("new", 0, 2)).missing_ranks == (1,)
+        with pytest.raises(SessionFenced, match="newer run"):
+            await bench.open("old", 1, 2)
+        assert (await bench.open("new", 1, 2)).ready
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_rank_that_left_counts_as_missing(config: Config, tmp_path: Path) -> None:
+    serving = dataclasses.replace(config.serving, open_timeout_s=0.2)
+    config = dataclasses.replace(config, serving=serving)
+
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        await bench.open("run", 0, 2)
+        await asyncio.sleep(0.3)
+        assert (await bench.open("run", 1, 2)).missing_ranks == (0,)
+        assert (await bench.open("run", 0, 2)).ready
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_rank_that_comes_again_after_a_restart_is_not_put_further_on(
+    config: Config, tmp_path: Path
+) -> None:
+    async def before(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run")).session
+        for step in range(40):
+            await bench.one(session, step, done=step)
+
+    async def after(bench: Bench) -> None:
+        await bench.worker("w0")
+        opened = await bench.open("run")
+        assert (opened.first_step, opened.first_micro_step) == (0, 0)
+        with pytest.raises(ConfigError, match="step 0 is over"):
+            await bench.steps(opened.session, 0, done=0)
+
+    on_bench(config, tmp_path / "state", before)
+    on_bench(config, tmp_path / "state", after)
+
+
+def test_a_restarted_coordinator_refuses_another_decoder(config: Config, tmp_path: Path) -> None:
+    async def before(bench: Bench) -> None:
+        await bench.worker("w0")
+        await bench.open("run")
+
+    async def after(bench: Bench) -> None:
+        with pytest.raises(ConfigError, match="same image libraries"):
+            await bench.worker("w0", decoder="pillow 99")
+        await bench.worker("w0")
+
+    on_bench(config, tmp_path / "state", before)
+    on_bench(config, tmp_path / "state", after)
+
+
+def test_a_resumed_step_keeps_the_placement_it_was_handed_out_with(
+    config: Config, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(config, ranks_per_node=1)
+
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        cursor = CursorState(
+            step=3,
+            next_pack=6,
+            lanes=((3, 0), (3, 0)),
+            next_lane=0,
+            lane_homes=(1, 0),
+            ranks_per_node=2,
+        )
+        state = ResumeState(
+            version=1,
+            job="test",
+            plan_digest="d" * 64,
+            decoder="pil",
+            cursor=cursor,
+            micro_step=1,
+            dp_size=1,
+            micro_steps=2,
+            packs_per_cell=1,
+        )
+        session = (await bench.open("run", micro_steps=2, state=state)).session
+        await bench.one(session, 4, done=3)
+        placed = {
+            r.cursor.step: (r.cursor.ranks_per_node, r.cursor.lane_homes)
+            for r in bench.planner.asked
+        }
+        assert placed[3] == (2, (1, 0))
+        assert placed[4] == (1, (-1, -1))
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_sizes_that_cannot_be_are_refused_at_the_door(config: Config, tmp_path: Path) -> None:
+    config = dataclasses.replace(config, ranks_per_node=2)
+
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        with pytest.raises(ConfigError, match="ranks_per_node = 2"):
+            await bench.open("run", 0, 3)
+        with pytest.raises(ConfigError, match="packs a step"):
+            await bench.open("run", 0, 2, micro_steps=2_000_000_000)
+        assert bench.planner.asked == []
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_without_a_worker_the_session_says_what_it_waits_for(
+    config: Config, tmp_path: Path
+) -> None:
+    async def check(bench: Bench) -> None:
+        opened = await bench.open("run")
+        assert not opened.ready
+        assert opened.missing_ranks == ()
+        assert opened.waiting_for == "no worker is alive"
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_worker_whose_lease_ended_is_told_to_join_anew(config: Config, tmp_path: Path) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        lease = bench.leases["w0"]
+        await bench.worker("w0")
+        bench.leases["w0"], newer = lease, bench.leases["w0"]
+        with pytest.raises(LeaseLost, match="register anew"):
+            await bench.pull("w0", 0)
+        bench.leases["w0"] = newer
+        await bench.pull("w0", 0)
+
+    on_bench(config, tmp_path / "state", check)

@@ -28,7 +28,7 @@ def opened(path: str, digest: str = "plan") -> StateLog:
 
 def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
     log = opened(path)
-    generation = log.open_session("run", GRID, None, HOSTS, cursor(0))
+    generation = log.open_session("run", GRID, None, HOSTS, cursor(0), "pil")
     for step in range(STEPS_A_RECORD + 4):
         log.placement(cursor(step))
         log.done(cursor(step))
@@ -40,6 +40,7 @@ def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
         assert saved is not None
         assert (saved.generation, saved.run_id, saved.grid) == (generation, "run", GRID)
         assert saved.hosts == HOSTS
+        assert (saved.first, saved.decoder) == ((0, 0), "pil")
         assert saved.cursor == cursor(STEPS_A_RECORD)
         assert saved.planned_until == 2 * STEPS_A_RECORD
         assert [hole.key for hole in log.holes] == ["s/a.jsonl@1#0"]
@@ -48,24 +49,24 @@ def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
 
 def test_homes_hold_for_steps_that_may_have_been_handed_out_before_the_start(path: str) -> None:
     log = opened(path)
-    log.open_session("run", GRID, None, HOSTS, cursor(0))
+    log.open_session("run", GRID, None, HOSTS, cursor(0), "pil")
     log.placement(cursor(0, (0, 1)))
     log.placement(cursor(5, (1, 1)))
     assert log.homes_of(3) is None
     log.close()
     log = opened(path)
-    assert log.homes_of(4) == (0, 1)
-    assert log.homes_of(STEPS_A_RECORD - 1) == (1, 1)
+    assert log.homes_of(4) == (0, (0, 1))
+    assert log.homes_of(STEPS_A_RECORD - 1) == (0, (1, 1))
     assert log.homes_of(STEPS_A_RECORD) is None
-    log.open_session("next", GRID, None, HOSTS, cursor(0))
+    log.open_session("next", GRID, None, HOSTS, cursor(0), "pil")
     assert log.homes_of(4) is None
     log.close()
 
 
 def test_older_runs_stay_fenced_also_under_another_plan(path: str) -> None:
     log = opened(path)
-    log.open_session("one", GRID, None, HOSTS, cursor(0))
-    log.open_session("two", GRID, None, HOSTS, cursor(0))
+    log.open_session("one", GRID, None, HOSTS, cursor(0), "pil")
+    log.open_session("two", GRID, None, HOSTS, cursor(0), "pil")
     log.fence(["late"])
     log.hole("s/a.jsonl@1#0", "truncated", 1)
     log.close()
@@ -74,13 +75,13 @@ def test_older_runs_stay_fenced_also_under_another_plan(path: str) -> None:
     assert log.fenced_runs == {"one", "two", "late"}
     assert log.session is None
     assert log.holes == []
-    assert log.open_session("three", GRID, None, HOSTS, cursor(0)) > 2
+    assert log.open_session("three", GRID, None, HOSTS, cursor(0), "pil") > 2
     log.close()
 
 
 def test_the_journal_is_rewritten_at_the_start(path: str) -> None:
     log = opened(path)
-    log.open_session("run", GRID, None, HOSTS, cursor(0))
+    log.open_session("run", GRID, None, HOSTS, cursor(0), "pil")
     for step in range(50 * STEPS_A_RECORD):
         log.placement(cursor(step))
         log.done(cursor(step))

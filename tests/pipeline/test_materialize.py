@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from dataservice.pipeline.images import DecodeLimits
 from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
-from dataservice.storage.objects import ShardReader
+from dataservice.storage.objects import ShardReader, staged_path
 from dataservice.storage.records import parse_record
 
 RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
@@ -364,6 +365,9 @@ class Failing:
             self._action()
         return self._reader.read(shard, offset, size)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
 
 def raise_storage_error() -> None:
     raise StorageError("the disk is away")
@@ -490,6 +494,20 @@ def test_a_record_that_is_not_the_indexed_one(data, text, build, change, message
     with pytest.raises(StaleIndexError, match=message) as caught:
         build(data.pack(item))
     assert item.key in str(caught.value) and "dataservice index" in str(caught.value)
+
+
+@pytest.mark.parametrize("shard", [0, 1], ids=["records", "pictures"])
+def test_a_damaged_staged_copy_is_no_hole(data, text, build, tmp_path, shard) -> None:
+    ref = data.shards[shard]
+    copy = Path(staged_path(str(tmp_path), ref))
+    copy.write_bytes(bytes(b ^ 255 for b in Path(ref.url).read_bytes()))
+    spec = data.pack(data.item(3, text))
+    with ShardReader(str(tmp_path), deadline_s=LONG_S, retries=0) as reader:
+        built = build(spec, reader=reader)
+    assert built.new_holes == {}
+    assert not copy.exists()
+    expected = build(spec).arrays
+    assert all(np.array_equal(built.arrays[name], expected[name]) for name in expected)
 
 
 def test_a_damaged_record_is_a_hole_of_its_sample_alone(data, text, build) -> None:

@@ -264,11 +264,10 @@ def test_sizes_are_limited_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> Non
         encode(Leaf(name="12345", number=1))
     with pytest.raises(WireError):
         decode(Leaf, msgpack.packb({"name": "12345", "number": 1}))
-    monkeypatch.setattr(schema, "MAX_MESSAGE_BYTES", 10)
     with pytest.raises(WireError, match="limit of 10"):
-        decode(Leaf, encode_plain({"a": 1}, what="x") * 10)
+        decode(Leaf, encode_plain({"a": 1}, what="x") * 10, max_bytes=10)
     with pytest.raises(WireError, match="limit of 10"):
-        encode(LEAF)
+        encode(LEAF, max_bytes=10)
 
 
 def test_a_class_with_another_kind_of_field_is_a_bug_of_ours() -> None:
