@@ -1,14 +1,16 @@
 """How this project starts and joins Ray, with every default that matters set on purpose.
 
 Invariants: a Ray of our own listens on loopback only and asks for a token that is made for it and
-lives in the environment of its processes, never on disk; no usage report is sent; a cluster that
-is already on the machine is joined only when its address is given.
+lives in the environment of its processes, never on disk; its logs and sockets lie in a folder that
+is removed with it; no usage report is sent; a cluster that is already on the machine is joined only
+when its address is given.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,18 +38,20 @@ def joined_ray(address: str | None, *, resource: str, num_cpus: int | None = Non
         ray_environment()
     import ray
 
-    if address is not None:
-        ray.init(address=address, log_to_driver=True)
-    else:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            resources={resource: 1.0},
-            _node_ip_address=LOOPBACK,
-            log_to_driver=True,
-        )
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as own_files:
+        if address is not None:
+            ray.init(address=address, log_to_driver=True)
+        else:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                resources={resource: 1.0},
+                _node_ip_address=LOOPBACK,
+                _temp_dir=own_files,
+                log_to_driver=True,
+            )
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
