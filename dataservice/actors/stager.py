@@ -9,27 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from pathlib import Path
 
+from dataservice.actors.member import PULL_WAIT_S, Member
 from dataservice.config import config_from_json
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import (
     ConfigError,
-    DeadlineExceeded,
-    LeaseLost,
-    ServiceUnavailable,
 )
-from dataservice.rpc.aio import AsyncCoordinatorClient
 from dataservice.storage.staging import Need, StagingArea
-from dataservice.wire.messages import PullStaging, RegisterStager, ShardNeed
+from dataservice.wire.messages import PullStaging, RegisterStager, ShardNeed, StagerRegistered
 
 _LOG = logging.getLogger(__name__)
 
-PULL_WAIT_S = 1.0
-CALL_TIMEOUT_S = 10.0
-RETRY_S = 0.2
-ORPHAN_S = 120.0
 IDLE_S = 0.5
 MAX_STAGERS_A_HOST = 64
 
@@ -59,23 +51,28 @@ class Stager:
     def __init__(self, *, coordinator: str, node: str, host: str, config_json: str) -> None:
         self.node = node
         self._host = host
-        self._coordinator = AsyncCoordinatorClient(coordinator)
         self._area = open_area(config_json)
         self._lease = 0
         self._version = -1
         self._stopping = threading.Event()
+        self._member = Member(
+            coordinator, hello=self._hello, joined=self._joined, stopping=self._stopping.is_set
+        )
         self._news = threading.Event()
 
     async def run(self) -> None:
         copier = threading.Thread(target=self._copy_loop, name="stager-copy")
         copier.start()
         try:
-            await self._register()
-            await self._pull()
+            async for staging in self._member.answers(self._pull_request):
+                self._version = staging.version
+                if staging.needs is not None:
+                    self._area.update([_need(need) for need in staging.needs])
+                    self._news.set()
         finally:
             self.stop()
             self._news.set()
-            await self._coordinator.close()
+            await self._member.close()
             await asyncio.to_thread(copier.join, 30.0)
             self._area.close()
 
@@ -84,43 +81,16 @@ class Stager:
         self._stopping.set()
         self._area.stop()
 
-    async def _register(self) -> None:
-        hello = RegisterStager(
+    def _hello(self) -> RegisterStager:
+        return RegisterStager(
             node=self.node,
             host=self._host,
             cache_dir=self._area.cache_dir,
             budget_bytes=self._area.budget_bytes,
         )
-        until = time.monotonic() + ORPHAN_S
-        while True:
-            try:
-                seat = await self._coordinator.call(hello, CALL_TIMEOUT_S)
-                break
-            except (ServiceUnavailable, DeadlineExceeded):
-                if self._stopping.is_set() or time.monotonic() > until:
-                    raise
-                await asyncio.sleep(RETRY_S)
-        self._lease, self._version = seat.lease, -1
 
-    async def _pull(self) -> None:
-        heard = time.monotonic()
-        while not self._stopping.is_set():
-            try:
-                staging = await self._coordinator.call(self._pull_request(), CALL_TIMEOUT_S)
-            except LeaseLost:
-                await self._register()
-                continue
-            except (ServiceUnavailable, DeadlineExceeded):
-                if time.monotonic() - heard > ORPHAN_S:
-                    _LOG.error("no coordinator for %g s: this stager ends", ORPHAN_S)
-                    return
-                await asyncio.sleep(RETRY_S)
-                continue
-            heard = time.monotonic()
-            self._version = staging.version
-            if staging.needs is not None:
-                self._area.update([_need(need) for need in staging.needs])
-                self._news.set()
+    def _joined(self, seat: StagerRegistered) -> None:
+        self._lease, self._version = seat.lease, -1
 
     def _pull_request(self) -> PullStaging:
         area = self._area

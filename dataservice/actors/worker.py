@@ -13,9 +13,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Any
 
 from dataservice.actors.build_queue import BuildQueue, Job
+from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Member
 from dataservice.actors.planner import padding_spec
 from dataservice.actors.waiting import Changes
 from dataservice.config import Config, config_from_json
@@ -32,8 +34,7 @@ from dataservice.pipeline.images import DecodeLimits, check_pillow, decoder_fing
 from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer
-from dataservice.rpc.aio import AsyncCoordinatorClient
-from dataservice.rpc.server import RunningServer, start_server
+from dataservice.rpc.server import start_server
 from dataservice.storage.objects import ShardReader
 from dataservice.wire.codec import encode_pack
 from dataservice.wire.messages import (
@@ -45,16 +46,12 @@ from dataservice.wire.messages import (
     ReportHoles,
     StreamPack,
     Work,
+    WorkerRegistered,
 )
 from dataservice.wire.schema import decode
 
 _LOG = logging.getLogger(__name__)
 
-PULL_WAIT_S = 1.0
-CALL_TIMEOUT_S = 10.0
-RETRY_S = 0.2
-ORPHAN_S = 120.0
-"""Without a coordinator for this long the worker ends by itself."""
 BUILDERS = 2
 """Packs built at once: one may wait for storage while the other decodes."""
 
@@ -78,7 +75,10 @@ class Worker:
         self._bind = bind
         self._advertise = advertise
         self._insecure = insecure
-        self._coordinator = AsyncCoordinatorClient(coordinator)
+        self._member = Member(
+            coordinator, hello=self._hello, joined=self._joined, stopping=lambda: self._stopping
+        )
+        self._endpoint = ""
         self._changes = Changes()
         self._decoder = decoder_fingerprint()
         self._lease = 0
@@ -98,12 +98,19 @@ class Worker:
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         server = await start_server(data=self, bind=self._bind, insecure=self._insecure)
+        self._endpoint = f"{self._advertise or server.host}:{server.port}"
         try:
-            await self._register(server)
-            await self._pull(server)
+            async with aclosing(self._member.answers(self._pull_request)) as answers:
+                async for work in answers:
+                    self._take(work)
+                    if work.drain:
+                        break
+                    if not all(thread.is_alive() for thread in self._threads):
+                        _LOG.error("a builder thread has ended: this worker ends as well")
+                        break
         finally:
             await server.stop(5.0)
-            await self._coordinator.close()
+            await self._member.close()
             if self._tools is not None:
                 self._tools.close()
             for thread in self._threads:
@@ -114,54 +121,24 @@ class Worker:
         self._stopping = True
         self._wake()
 
-    async def _register(self, server: RunningServer) -> None:
-        host = self._advertise or server.host
-        hello = RegisterWorker(
+    def _hello(self) -> RegisterWorker:
+        return RegisterWorker(
             worker_id=self.worker_id,
             node=self.node,
-            endpoint=f"{host}:{server.port}",
+            endpoint=self._endpoint,
             decoder=self._decoder,
         )
-        until = time.monotonic() + ORPHAN_S
-        while True:
-            try:
-                seat = await self._coordinator.call(hello, CALL_TIMEOUT_S)
-                break
-            except (ServiceUnavailable, DeadlineExceeded):
-                if self._stopping or time.monotonic() > until:
-                    raise
-                await asyncio.sleep(RETRY_S)
-        self._lease, self._lease_s, self._sequence = seat.lease, seat.lease_s, 0
-        if self._tools is None:
-            self._tools = _Tools(config_from_json(seat.config), self._wake)
-            for number in range(BUILDERS):
-                thread = threading.Thread(target=self._build_loop, name=f"builder-{number}")
-                thread.start()
-                self._threads.append(thread)
-        else:
-            self._tools.queue.start_session(0)
 
-    async def _pull(self, server: RunningServer) -> None:
-        heard = time.monotonic()
-        while not self._stopping:
-            if not all(thread.is_alive() for thread in self._threads):
-                _LOG.error("a builder thread has ended: this worker ends, others build its packs")
-                return
-            try:
-                work = await self._coordinator.call(self._pull_request(), CALL_TIMEOUT_S)
-            except LeaseLost:
-                await self._register(server)
-                continue
-            except (ServiceUnavailable, DeadlineExceeded):
-                if time.monotonic() - heard > ORPHAN_S:
-                    _LOG.error("no coordinator for %g s: this worker ends", ORPHAN_S)
-                    return
-                await asyncio.sleep(RETRY_S)
-                continue
-            heard = time.monotonic()
-            self._take(work)
-            if work.drain:
-                return
+    def _joined(self, seat: WorkerRegistered) -> None:
+        self._lease, self._lease_s, self._sequence = seat.lease, seat.lease_s, 0
+        if self._tools is not None:
+            self._tools.queue.start_session(0)
+            return
+        self._tools = _Tools(config_from_json(seat.config), self._wake)
+        for number in range(BUILDERS):
+            thread = threading.Thread(target=self._build_loop, name=f"builder-{number}")
+            thread.start()
+            self._threads.append(thread)
 
     def _pull_request(self) -> PullWork:
         tools = self.tools
@@ -278,7 +255,7 @@ class Worker:
         """From a builder thread."""
         assert self._loop is not None
         answer: Future[Any] = asyncio.run_coroutine_threadsafe(
-            self._coordinator.call(request, CALL_TIMEOUT_S), self._loop
+            self._member.call(request), self._loop
         )
         return answer.result(CALL_TIMEOUT_S + 1)
 
@@ -321,14 +298,13 @@ class Worker:
         if self.tools.queue.knows(request.pack_id):
             return
         try:
-            assignment = await self._coordinator.call(
+            assignment = await self._member.call(
                 GetAssignment(
                     worker_id=self.worker_id,
                     lease=self._lease,
                     session=request.session,
                     pack_id=request.pack_id,
-                ),
-                CALL_TIMEOUT_S,
+                )
             )
         except LeaseLost as error:
             raise ServiceUnavailable(f"worker {self.worker_id} joins anew: {error}") from error
