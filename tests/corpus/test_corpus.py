@@ -47,6 +47,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
     pytest.mark.timeout(1500),
+    pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning"),
     pytest.mark.skipif(CORPUS is None, reason="DATASERVICE_CORPUS names no corpus"),
 ]
 

@@ -96,6 +96,8 @@ def started(folder: Path, *arguments: str) -> Iterator[Run]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # a shell cannot trap a signal that was ignored when it started, as below nohup
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process,
     ):
         run = Run(folder, process, mark)
