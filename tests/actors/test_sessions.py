@@ -25,6 +25,7 @@ from dataservice.core.packspec import PackSpec
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
+    HoleBudgetExceeded,
     LeaseLost,
     ServiceUnavailable,
     SessionFenced,
@@ -37,6 +38,7 @@ from dataservice.wire.messages import (
     PullWork,
     RegisterStager,
     RegisterWorker,
+    ReportHoles,
     ResumeState,
     StepCells,
     Work,
@@ -475,5 +477,28 @@ def test_a_worker_whose_lease_ended_is_told_to_join_anew(config: Config, tmp_pat
             await bench.pull("w0", 0)
         bench.leases["w0"] = newer
         await bench.pull("w0", 0)
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_past_the_hole_budget_the_run_fails_and_names_the_worst_shard(
+    config: Config, tmp_path: Path
+) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run")).session
+        await bench.one(session, 0, done=0)
+        with pytest.raises(HoleBudgetExceeded, match=r"worst shard s/bad\.jsonl with 9"):
+            for number in range(20):
+                await bench.coordinator.report_holes(
+                    ReportHoles(
+                        worker_id="w0",
+                        lease=bench.leases["w0"],
+                        pack_id="0.0",
+                        holes={f"s/bad.jsonl@{number}#0": "truncated JPEG"},
+                    )
+                )
+        with pytest.raises(HoleBudgetExceeded, match=r"errors\.max_hole_share"):
+            await bench.steps(session, 1, done=1)
 
     on_bench(config, tmp_path / "state", check)
