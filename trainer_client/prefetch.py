@@ -26,6 +26,7 @@ from trainer_client.session import (
     Delivered,
     Pack,
     Patience,
+    Reminder,
     Session,
     late_error,
 )
@@ -125,7 +126,7 @@ class Prefetcher:
 
     def take(self, timeout_s: float) -> Ready | None:
         """The next micro-batch, its `meta["waited_s"]` filled in; None at the end of the data."""
-        started = time.monotonic()
+        started, reminder = time.monotonic(), Reminder()
         with self._changed:
             while not self._ready or self._error is not None:
                 if self._error is not None:
@@ -137,6 +138,9 @@ class Prefetcher:
                 left_s = started + timeout_s - time.monotonic()
                 if left_s <= 0:
                     raise self._late(timeout_s)
+                reminder.remind(
+                    f"rank {self._session.request.dp_rank}", self._session.trouble(), timeout_s
+                )
                 self._changed.wait(min(left_s, SLICE_S))
             ready = self._ready.popleft()
             waited_s = time.monotonic() - started

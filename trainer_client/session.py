@@ -57,8 +57,30 @@ BACKOFF_S = (0.05, 2.0)
 Pack = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 
+FIRST_REMINDER_S = 5.0
+REMINDER_S = 30.0
+"""A wait is told in the log after the first time, then again and again after the second."""
+
+
 class Closed(Exception):
     """Ends a loop whose owner closes the session; never reaches the user."""
+
+
+class Reminder:
+    """Says in the log, now and then, what somebody waits for."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._next_s = FIRST_REMINDER_S
+
+    def remind(self, who: str, what: str, timeout_s: float) -> None:
+        waited_s = time.monotonic() - self._started
+        if waited_s >= self._next_s:
+            self._next_s = waited_s + REMINDER_S
+            left_s = max(0.0, timeout_s - waited_s)
+            LOG.warning(
+                "%s has waited %.0f s: %s (gives up in %.0f s)", who, waited_s, what, left_s
+            )
 
 
 class Patience:
@@ -126,6 +148,10 @@ class Session:
             raise DataServiceError("the session is not open")
         return self._opened
 
+    def trouble(self) -> str:
+        """What is waited for, and the last failure that may pass."""
+        return f"{self.doing}; {self.problem}" if self.problem is not None else self.doing
+
     def check_process(self) -> None:
         if os.getpid() != self._pid:
             raise DataServiceError(
@@ -139,6 +165,7 @@ class Session:
     def open(self, timeout_s: float) -> SessionOpened:
         """Ask until all ranks are there. DeadlineExceeded names the ranks that are missing."""
         patience, attempt = Patience(self.stop, timeout_s=timeout_s), 0
+        reminder, who = Reminder(), f"rank {self.request.dp_rank}"
         while True:
             wait_s = patience.left_s(POLL_S)
             try:
@@ -146,6 +173,7 @@ class Session:
             except PASSING as error:
                 if patience.over:
                     raise self._late(patience, f"{self.endpoint} to answer", error) from error
+                reminder.remind(who, f"{self.endpoint} does not answer: {error}", timeout_s)
                 attempt += 1
                 patience.pause(attempt)
                 continue
@@ -160,6 +188,7 @@ class Session:
                 )
             if patience.over:
                 raise self._late(patience, f"the session to open: {self.doing}")
+            reminder.remind(who, self.doing, timeout_s)
             patience.pause(0)
         self._opened = opened
         self.delivered = Delivered(step=opened.first_step, micro_step=opened.first_micro_step)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
+from dataservice.rpc.client import checked_endpoint
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
 from trainer_client.batch import MicroBatch
@@ -99,7 +100,7 @@ class PackStream(IterableDataset[MicroBatch]):
         self._bounds = (prefetch_packs, prefetch_bytes)
         self._timeout_s = timeout_s
         self._digests = digests
-        self._endpoint = endpoint
+        self._endpoint = checked_endpoint(endpoint)
         self._request = OpenSession(
             job=job,
             run_id=_shared_run_id(dp_size) if run_id is None else run_id,

@@ -24,8 +24,9 @@ JOURNAL = "coordinator.journal"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=os.environ.get("DATASERVICE_LOG", "WARNING"), format=LOG_FORMAT)
+def _log_to_stderr(level: str = "WARNING") -> None:
+    logging.basicConfig(level="WARNING", format=LOG_FORMAT)
+    logging.getLogger("dataservice").setLevel(os.environ.get("DATASERVICE_LOG", level))
 
 
 def advertised_host(host: str) -> str | None:
@@ -37,7 +38,7 @@ class CoordinatorActor:
     """An asyncio actor: the coordinator, its server and the fleet keeper share its event loop."""
 
     def __init__(self, config_json: str) -> None:
-        _log_to_stderr()
+        _log_to_stderr("INFO")
         self._config: Config = config_from_json(config_json)
         self._coordinator: Coordinator | None = None
         self._server: RunningServer | None = None

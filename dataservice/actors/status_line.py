@@ -16,6 +16,7 @@ class StatusLine:
         self._console = Console()
         self._live = Live("", console=self._console, auto_refresh=False, transient=True)
         self._last_plain = 0.0
+        self._last_text = ""
         self._last: tuple[float, int] | None = None
         self._endpoint = endpoint
 
@@ -33,9 +34,9 @@ class StatusLine:
         now = time.monotonic()
         if self._console.is_terminal:
             self._live.update(text, refresh=True)
-        elif now - self._last_plain > PLAIN_EVERY_S:
-            self._last_plain = now
-            self._console.print(text, highlight=False)
+        elif now - self._last_plain > PLAIN_EVERY_S and text != self._last_text:
+            self._last_plain, self._last_text = now, text
+            self._console.print(text, highlight=False, soft_wrap=True)
 
     def _text(self, status: dict[str, Any]) -> str:
         workers = status.get("workers", [])

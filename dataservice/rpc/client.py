@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,14 +30,14 @@ from dataservice.rpc.failures import error_of
 from dataservice.wire.messages import StreamPack
 from dataservice.wire.schema import decode, encode
 
-__all__ = ["CoordinatorClient", "DataClient", "PackFrames"]
+__all__ = ["CoordinatorClient", "DataClient", "PackFrames", "checked_endpoint"]
 
 
 class _Client:
     """A channel with an owner: one process, closed once."""
 
     def __init__(self, endpoint: str, options: Options) -> None:
-        self.endpoint = endpoint
+        self.endpoint = checked_endpoint(endpoint)
         self._pid = os.getpid()
         self._closed = False
         self._channel = grpc.insecure_channel(endpoint, options=options)
@@ -104,6 +105,13 @@ class DataClient(_Client):
         except ValueError as error:
             raise ServiceUnavailable(f"{call}: {error}") from None
         return PackFrames(stream, call, timeout_s)
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """`endpoint` when it has the form "host:port"; ConfigError otherwise."""
+    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):[0-9]{1,5}", endpoint):
+        raise ConfigError(f"endpoint {endpoint!r} is not host:port, such as 127.0.0.1:7070")
+    return endpoint
 
 
 class PackFrames(Iterator[bytes]):
