@@ -41,25 +41,11 @@ def two_data_nodes(resource: str, temp_dir: Path) -> Iterator[str]:
 
     Ray keeps its logs and sockets below `temp_dir`, whose path must be short for that.
     """
-    from dataservice.actors.ray_local import ray_environment
+    from dataservice.actors.ray_local import local_cluster
 
     os.environ["RAY_TMPDIR"] = str(temp_dir)
-    ray_environment()
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 2,
-            "include_dashboard": False,
-        },
-    )
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=2, resources={resource: 1})
+    with local_cluster(2, resource=resource, num_cpus=2) as cluster:
         yield cluster.address
-    finally:
-        cluster.shutdown()
 
 
 def free_port() -> int:

@@ -50,7 +50,7 @@ class BuildQueue:
         self._state = threading.Condition()
         self._session = 0
         self._ranks: set[int] = set()
-        """That this worker builds for in this session."""
+        """Those it has been given packs for since the session began."""
         self._waiting: dict[str, Job] = {}
         self._wanted: dict[str, int] = {}
         self._building: dict[str, Job] = {}

@@ -101,4 +101,3 @@ def serve_foreground(config: Config, *, address: str | None = None) -> None:
         listen()  # ray.init has put its own handlers in place
         while not stopping.wait(1.0):
             line.show(service.status())
-    print("stopped; served again with the same state_dir, it goes on from here")  # noqa: T201

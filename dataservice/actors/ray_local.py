@@ -55,3 +55,19 @@ def joined_ray(address: str | None, *, resource: str, num_cpus: int | None = Non
             yield ray
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def local_cluster(data_nodes: int, *, resource: str, num_cpus: int) -> Iterator[Any]:
+    """A Ray of our own with a head and `data_nodes` nodes on this machine; yields Ray's Cluster."""
+    ray_environment()
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": num_cpus, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(data_nodes):
+            cluster.add_node(num_cpus=num_cpus, resources={resource: 1})
+        yield cluster
+    finally:
+        cluster.shutdown()

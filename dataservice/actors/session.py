@@ -7,6 +7,7 @@ run fences the older ones for good; what cannot be resumed exactly is refused to
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dataservice.actors.steps import ActiveStep
@@ -89,15 +90,6 @@ class Gathering:
         self.refused: DataServiceError | None = None
         self._heard: dict[int, float] = {}
 
-    @classmethod
-    def restored(
-        cls, run_id: str, grid: Grid, state: ResumeState | None, hosts: dict[int, str]
-    ) -> Gathering:
-        gathering = cls.__new__(cls)
-        gathering.run_id, gathering.grid, gathering.state = run_id, grid, state
-        gathering.hosts, gathering.refused, gathering._heard = dict(hosts), None, {}
-        return gathering
-
     def join(self, request: OpenSession) -> None:
         """Raises what all ranks of the run are refused with."""
         if self.refused is None:
@@ -149,17 +141,20 @@ class Session:
         self,
         *,
         generation: int,
-        gathering: Gathering,
+        run_id: str,
+        grid: Grid,
+        state: ResumeState | None,
+        hosts: Mapping[int, str],
         first: tuple[int, int],
         cursor: CursorState,
     ) -> None:
         """`first`: (step, micro-step) where the run began; `cursor`: of the first step that not
         every rank has been given, a later one when the coordinator was restarted."""
         self.generation = generation
-        self.run_id = gathering.run_id
-        self.grid = gathering.grid
-        self.state = gathering.state
-        self.hosts = dict(gathering.hosts)
+        self.run_id = run_id
+        self.grid = grid
+        self.state = state
+        self.hosts = dict(hosts)
         self.first_step, self.first_micro_step = first
         self.next_cursor = cursor
         """Of the next step to plan."""

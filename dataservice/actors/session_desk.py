@@ -58,10 +58,12 @@ class SessionDesk:
         saved = self._shared.log.session
         if saved is None:
             return
-        gathering = Gathering.restored(saved.run_id, saved.grid, saved.state, saved.hosts)
         session = Session(
             generation=saved.generation,
-            gathering=gathering,
+            run_id=saved.run_id,
+            grid=saved.grid,
+            state=saved.state,
+            hosts=saved.hosts,
             first=saved.first,
             cursor=saved.cursor,
         )
@@ -175,7 +177,10 @@ class SessionDesk:
             self._planning.cancel()
         session = Session(
             generation=generation,
-            gathering=gathering,
+            run_id=gathering.run_id,
+            grid=gathering.grid,
+            state=state,
+            hosts=gathering.hosts,
             first=(cursor.step, micro_step),
             cursor=cursor,
         )

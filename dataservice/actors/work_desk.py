@@ -18,10 +18,10 @@ from dataservice.actors.steps import ActiveStep
 from dataservice.core.dispatch import choose_worker
 from dataservice.errors import (
     ConfigError,
+    DataServiceError,
     HoleBudgetExceeded,
     ServiceUnavailable,
     StaleIndexError,
-    StorageError,
 )
 from dataservice.wire.messages import (
     Assignment,
@@ -290,7 +290,7 @@ class WorkDesk:
         self._shared.counters["packs_failed"] += 1
         _LOG.warning("pack %s failed on %s: %s", request.pack_id, request.worker_id, request.reason)
         if request.fatal or self._attempts[key] >= PACK_ATTEMPTS:
-            kind = StaleIndexError if request.fatal else StorageError
+            kind = StaleIndexError if request.fatal else DataServiceError
             reason = f"pack {request.pack_id} cannot be built: {request.reason}"
             self._shared.fail(session, kind(reason))
             return Ok()

@@ -127,16 +127,14 @@ def serve(
     ] = False,
 ) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
-    settings = _overridden(load_config(config), port=port, workers=workers)
-    serving = settings.serving
-    serving = dataclasses.replace(
-        serving, host=host or serving.host, insecure=insecure or serving.insecure
+    settings = _overridden(
+        load_config(config), port=port, workers=workers, host=host, insecure=insecure
     )
-    settings = dataclasses.replace(settings, serving=serving)
     open_index(settings)
     from dataservice.actors.launch import serve_foreground
 
     serve_foreground(settings, address=address)
+    typer.echo("stopped; served again with the same state_dir, it goes on from here")
 
 
 @app.command()
@@ -161,9 +159,17 @@ def scale(
     typer.echo(f"workers: {scaled.before}, now going to {scaled.target}")
 
 
-def _overridden(config: Config, *, port: int | None, workers: int | None) -> Config:
-    if port is not None:
-        config = dataclasses.replace(config, serving=dataclasses.replace(config.serving, port=port))
+def _overridden(
+    config: Config, *, port: int | None, workers: int | None, host: str | None, insecure: bool
+) -> Config:
+    serving = config.serving
+    serving = dataclasses.replace(
+        serving,
+        port=serving.port if port is None else port,
+        host=host or serving.host,
+        insecure=insecure or serving.insecure,
+    )
+    config = dataclasses.replace(config, serving=serving)
     if workers is not None:
         if not config.workers.min <= workers <= config.workers.max:
             raise ConfigError(

@@ -164,7 +164,7 @@ class Bench:
     async def one(self, session: int, step: int, done: int) -> StepCells:
         found = await self.steps(session, step, done)
         (cells,) = found.steps
-        return cells  # type: ignore[no-any-return]
+        return cells
 
     async def pull(self, worker_id: str, session: int, after: int = 0) -> Work:
         counters = dict.fromkeys(

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from dataservice.actors.launch import Service, running_service
-from dataservice.actors.ray_local import ray_environment
+from dataservice.actors.ray_local import local_cluster
 from dataservice.config import Config
 from trainer_client import PackStream
 
@@ -24,30 +24,9 @@ RESOURCE = "data_node"
 
 
 @contextmanager
-def ray_cluster(data_nodes: int, *, num_cpus: int = 4) -> Iterator[Any]:
-    """A head without data and `data_nodes` nodes with the resource; yields the Cluster."""
-    ray_environment()
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": num_cpus,
-            "include_dashboard": False,
-        },
-    )
-    try:
-        for _ in range(data_nodes):
-            cluster.add_node(num_cpus=num_cpus, resources={RESOURCE: 1})
-        yield cluster
-    finally:
-        cluster.shutdown()
-
-
-@contextmanager
 def cluster_service(config: Config, *, data_nodes: int = 2) -> Iterator[tuple[Service, Any]]:
     with (
-        ray_cluster(data_nodes) as cluster,
+        local_cluster(data_nodes, resource=RESOURCE, num_cpus=4) as cluster,
         running_service(config, address=cluster.address) as service,
     ):
         yield service, cluster
