@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.demo_config import demo_config
-from support.harness import Readers, read_ranks
+from support.harness import Readers, read_ranks, two_streams
 from support.local_service import LocalService
 
 from dataservice.config import Config
@@ -297,21 +297,8 @@ def test_a_paused_client_holds_its_bound_and_resumes_at_once(config: Config) -> 
     workers = dataclasses.replace(config.workers, ready_bytes=6 << 20)
     config = dataclasses.replace(config, workers=workers)
     with LocalService(config) as service:
-        options: dict[str, Any] = {
-            "job": JOB,
-            "dp_size": 2,
-            "micro_steps": 4,
-            "run_id": "pause",
-            "prefetch_packs": 2,
-            "timeout_s": 4.0,
-        }
-        paused = PackStream(service.endpoint, dp_rank=0, **options)
-        other = PackStream(service.endpoint, dp_rank=1, **options)
-        opening = threading.Thread(target=paused.open)
-        opening.start()
-        other.open()
-        opening.join()
-        with paused, other:
+        pair = two_streams(service.endpoint, job=JOB, prefetch_packs=2, timeout_s=4.0)
+        with pair as (paused, other):
             next(paused)
             got = 0
             with pytest.raises(DeadlineExceeded, match="rank 0 is at step 0"):

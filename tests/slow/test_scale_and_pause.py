@@ -15,14 +15,13 @@ import psutil
 import pytest
 from PIL import Image
 from support.demo_config import demo_config, demo_settings, write_config
-from support.harness import Readers, cluster_service, read_ranks, worker_pids
+from support.harness import Readers, cluster_service, read_ranks, two_streams, worker_pids
 
 from dataservice.actors.launch import Service
 from dataservice.cli import main as dataservice
 from dataservice.config import Config, load_config
 from dataservice.errors import DeadlineExceeded
 from dataservice.indexing import update_index
-from trainer_client import PackStream
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -109,22 +108,9 @@ def test_a_client_that_pauses_for_a_minute(tmp_path: Path) -> None:
         workers={"count": 1, "decode_threads": 1, "ready_bytes": "6 MiB"},
         serving={"port": 0, "plan_ahead_steps": 6},
     )
-    options: dict[str, Any] = {
-        "job": JOB,
-        "dp_size": 2,
-        "micro_steps": 4,
-        "run_id": "pause",
-        "prefetch_packs": 1,
-        "timeout_s": 10.0,
-    }
     with cluster_service(config) as (service, _):
-        paused = PackStream(service.endpoint, dp_rank=0, **options)
-        other = PackStream(service.endpoint, dp_rank=1, **options)
-        opening = threading.Thread(target=paused.open)
-        opening.start()
-        other.open()
-        opening.join()
-        with paused, other:
+        pair = two_streams(service.endpoint, job=JOB, prefetch_packs=1, timeout_s=10.0)
+        with pair as (paused, other):
             next(paused)
             began = time.monotonic()
             got = 0

@@ -147,6 +147,32 @@ def read_ranks(
     return readers
 
 
+@contextmanager
+def two_streams(
+    endpoint: str, *, job: str, prefetch_packs: int, timeout_s: float
+) -> Iterator[tuple[PackStream, PackStream]]:
+    """Both ranks of a run of four micro-steps, open."""
+    first, second = (
+        PackStream(
+            endpoint,
+            job=job,
+            dp_rank=rank,
+            dp_size=2,
+            micro_steps=4,
+            run_id="two",
+            prefetch_packs=prefetch_packs,
+            timeout_s=timeout_s,
+        )
+        for rank in range(2)
+    )
+    opening = threading.Thread(target=first.open)
+    opening.start()
+    second.open()
+    opening.join()
+    with first, second:
+        yield first, second
+
+
 def listener(endpoint: str) -> int:
     """Process that listens at "host:port"."""
     port = int(endpoint.rpartition(":")[2])
