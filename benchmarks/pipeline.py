@@ -142,12 +142,7 @@ def planned_packs(config: Config, most: int) -> list[PackSpec]:
     step = plan.step(plan.start(), GRID)
     while step is not None and len(specs) + GRID.num_packs <= most:
         specs += [
-            index.pack_spec(
-                plan.window(lane, window),
-                number,
-                pack_length=config.plan.pack_length,
-                rules=config.plan.vision,
-            )
+            index.pack_spec(plan.window(lane, window), number, rules=config.plan.vision)
             for lane, window, number in zip(
                 step.lane.tolist(), step.window.tolist(), step.number.tolist(), strict=True
             )
@@ -177,7 +172,7 @@ def bare_loop(config: Config, specs: Sequence[PackSpec]) -> Measured:
 
     def work(packs: Sequence[PackSpec]) -> None:
         for spec in packs:
-            for image in (image for item in spec.items for image in item.images):
+            for image in (image for item in spec.items for image in item.kept):
                 url = spec.shards[image.shard].url
                 if url not in archives:
                     archives[url] = zipfile.ZipFile(url)
@@ -335,7 +330,7 @@ def measure_group(
     name: str, config: Config, most_packs: int, repeats: int, say: Callable[[str], None]
 ) -> Group:
     specs = planned_packs(config, most_packs)
-    pictures = [image for spec in specs for item in spec.items for image in item.images]
+    pictures = [image for spec in specs for item in spec.items for image in item.kept]
     group = Group(
         name=name,
         packs=len(specs),

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PackId = str  # "<lane>.<window>.<number in window>", or "pad" for an empty pack
+PackId = str  # "<lane>.<window>.<number in window>", or "pad.<tokens>" for an empty pack
+
+PADDING = "pad."
+TOKEN_BYTES = 8
+"""Of a token on the wire: input_ids and labels, int32 each."""
+
+
+def padding_id(pack_length: int) -> PackId:
+    return f"{PADDING}{pack_length}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +55,7 @@ class ImageSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemSpec:
-    """A sample, or one piece of a text-only sample that is longer than a pack."""
+    """A sample; or, of one that is longer than a pack, a piece (text only) or the beginning."""
 
     key: str
     """Sample key: "<source>/<shard name>@<byte offset>"."""
@@ -62,12 +70,19 @@ class ItemSpec:
     crc32: int
     """Of those bytes."""
     start: int
-    """First token of the piece; 0 for a whole sample."""
+    """First token of the piece; 0 for any sample with images."""
     stop: int
-    """One past the last token; the sample's whole length for a whole sample."""
+    """One past the last token, not inside an image; the sample's length for a whole sample."""
     total_tokens: int
     """Length of the whole sample in tokens, image tokens included; checked when built."""
     images: tuple[ImageSpec, ...]
+    """Of the whole sample."""
+    kept_images: int
+    """The first of them that stand before `stop`; the others are cut off and never read."""
+
+    @property
+    def kept(self) -> tuple[ImageSpec, ...]:
+        return self.images[: self.kept_images]
 
     @property
     def piece_key(self) -> str:
@@ -86,3 +101,4 @@ class PackSpec:
     """In the order in which they stand in the pack. Empty for a padding pack."""
     num_tokens: int
     num_patches: int
+    """Of kept images."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 MAX_ASPECT = 200.0
 OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+Side = TypeVar("Side", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +31,11 @@ class VisionRules:
     """How often `normalize()` repeats a still picture along time on the trainer's device."""
     mean: tuple[float, float, float] = OPENAI_CLIP_MEAN
     std: tuple[float, float, float] = OPENAI_CLIP_STD
+
+    @property
+    def patch_bytes(self) -> int:
+        """Of a patch's pixels, uint8 with three channels."""
+        return 3 * self.patch**2
 
 
 def target_size(
@@ -59,9 +66,15 @@ def target_size(
 
 
 def target_sizes(
-    height: NDArray[np.int64], width: NDArray[np.int64], rules: VisionRules
+    height: NDArray[np.int64],
+    width: NDArray[np.int64],
+    rules: VisionRules,
+    max_pixels: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`target_size` of many pictures, int64 [N] arrays in and out, with the same errors."""
+    """`target_size` of many pictures, int64 [N] arrays in and out, with the same errors.
+
+    `max_pixels`: one a picture, in place of the rules'.
+    """
     high = np.asarray(height, dtype=np.int64)
     wide = np.asarray(width, dtype=np.int64)
     if high.size == 0:
@@ -81,8 +94,9 @@ def target_sizes(
     new_wide = np.rint(wide / factor).astype(np.int64) * factor
     new_area = new_high * new_wide
 
-    large = new_area > rules.max_pixels
-    beta = np.sqrt(area / rules.max_pixels)
+    most = rules.max_pixels if max_pixels is None else max_pixels
+    large = new_area > most
+    beta = np.sqrt(area / most)
     for side, new in ((high, new_high), (wide, new_wide)):
         shrunk = np.floor(side / beta / factor).astype(np.int64) * factor
         new[large] = np.maximum(factor, shrunk)[large]
@@ -94,11 +108,12 @@ def target_sizes(
     return new_high, new_wide
 
 
-def num_patches(height: int, width: int, rules: VisionRules) -> int:
-    """Patches of a picture whose target size is (height, width), before the merge."""
+def num_patches(height: Side, width: Side, rules: VisionRules) -> Side:
+    """Patches of a picture whose target size is (height, width), or int64 [N] of many, before the
+    merge."""
     return (height // rules.patch) * (width // rules.patch)
 
 
-def image_tokens(height: int, width: int, rules: VisionRules) -> int:
-    """Image tokens of a picture whose target size is (height, width)."""
+def image_tokens(height: Side, width: Side, rules: VisionRules) -> Side:
+    """Image tokens of a picture whose target size is (height, width), or int64 [N] of many."""
     return num_patches(height, width, rules) // rules.merge**2

@@ -3,8 +3,9 @@
 Invariants: the bytes are a function of the spec, the shards' content, the settings and the holes
 alone, whatever thread comes first; the layout never depends on whether a picture could be had; a
 hole is zeros in the picture's patches and -100 in all labels of its sample; a record that cannot
-be had is padding, all its labels -100; nothing writes into the arrays after `build_pack` returned.
-Pictures are read and decoded largest first.
+be had is padding, all its labels -100; of a sample that is cut off, images beyond the cut are not
+read and no image is cut; nothing writes into the arrays after `build_pack` returned. Pictures are
+read and decoded largest first.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dataservice.errors import (
 )
 from dataservice.pipeline.images import DecodeLimits, decode_pixels, patchify
 from dataservice.pipeline.pool import BuildPools, Job
+from dataservice.pipeline.specs import check_spec, grid, image_tokens, num_patches
 from dataservice.pipeline.text import Rendered, TextRenderer
 from dataservice.storage.records import parse_record
 from dataservice.storage.zips import read_member
@@ -120,7 +122,7 @@ def build_pack(
     (StorageTimeout) when a read fails in a way that may pass, ValueError for a spec that
     contradicts itself.
     """
-    _check_spec(spec, rules)
+    check_spec(spec, rules)
     pictures = _pictures(spec, rules)
     pixels = np.zeros((spec.num_patches, 3 * rules.patch * rules.patch), np.uint8)
     build = _Build(spec, reader, renderer, rules, limits, pool)
@@ -142,7 +144,7 @@ def build_pack(
     arrays = _text_arrays(spec, rendered, renderer.pad_token, masked)
     arrays["pixel_values"] = pixels
     arrays["image_grid_thw"] = np.array(
-        [[1, *_grid(p.spec, rules)] for p in pictures], np.int32
+        [[1, *grid(p.spec, rules)] for p in pictures], np.int32
     ).reshape(-1, 3)
     arrays["image_doc_ids"] = np.array([p.item for p in pictures], np.int32)
     meta = {
@@ -216,8 +218,7 @@ class _Build:
 
     def blank(self, item: ItemSpec) -> Rendered:
         """For a text that cannot be had: its image tokens, as many as planned, then padding."""
-        merged = self._rules.merge * self._rules.merge
-        num_image_tokens = sum(_num_patches(x, self._rules) // merged for x in item.images)
+        num_image_tokens = sum(image_tokens(image, self._rules) for image in item.kept)
         ids = np.full(item.total_tokens, self._renderer.pad_token, np.int32)
         ids[:num_image_tokens] = self._renderer.image_token
         return Rendered(ids=ids, loss=np.zeros(item.total_tokens, np.bool_))
@@ -326,8 +327,7 @@ class _Build:
                 shard,
                 f"the record has {len(record.images)} images, the index {len(item.images)}",
             )
-        merged = self._rules.merge * self._rules.merge
-        sizes = [_num_patches(image, self._rules) // merged for image in item.images]
+        sizes = [image_tokens(image, self._rules) for image in item.images]
         try:
             rendered = self._renderer.render(record, sizes)
         except RecordError as error:
@@ -338,7 +338,22 @@ class _Build:
                 shard,
                 f"the record has {len(rendered.ids)} tokens, the index {item.total_tokens}",
             )
+        if item.images and item.stop < item.total_tokens:
+            self._check_cut(item, shard, rendered.ids[: item.stop])
         return rendered
+
+    def _check_cut(self, item: ItemSpec, shard: ShardRef, kept: NDArray[np.int32]) -> None:
+        """The tokens before the cut hold the kept images whole, and nothing of another."""
+        renderer, number = self._renderer, item.kept_images
+        expected = {
+            renderer.image_start: number,
+            renderer.image_token: sum(image_tokens(image, self._rules) for image in item.kept),
+            renderer.image_end: number,
+        }
+        if any(np.count_nonzero(kept == token) != count for token, count in expected.items()):
+            raise _stale(
+                item, shard, f"the first {item.stop} tokens are not those of {number} whole images"
+            )
 
 
 def _record_line(read: Read, item: ItemSpec, shard: ShardRef) -> bytes:
@@ -359,48 +374,16 @@ def _stale(item: ItemSpec, shard: ShardRef, what: str) -> StaleIndexError:
     )
 
 
-def _grid(image: ImageSpec, rules: VisionRules) -> tuple[int, int]:
-    return image.target_height // rules.patch, image.target_width // rules.patch
-
-
-def _num_patches(image: ImageSpec, rules: VisionRules) -> int:
-    rows, columns = _grid(image, rules)
-    return rows * columns
-
-
 def _pictures(spec: PackSpec, rules: VisionRules) -> list[_Picture]:
-    """In pack order, each with its place in the pixel array."""
+    """Those that are kept, in pack order, each with its place in the pixel array."""
     pictures, start = [], 0
     for number, item in enumerate(spec.items):
-        for i, image in enumerate(item.images):
-            stop = start + _num_patches(image, rules)
+        for i, image in enumerate(item.kept):
+            stop = start + num_patches(image, rules)
             key = hole_key(item.key, i)
             pictures.append(_Picture(key=key, item=number, spec=image, patches=slice(start, stop)))
             start = stop
     return pictures
-
-
-def _check_spec(spec: PackSpec, rules: VisionRules) -> None:
-    def refuse(what: str) -> None:
-        raise ValueError(f"spec of pack {spec.pack_id}: {what}")
-
-    factor = rules.patch * rules.merge
-    num_patches = 0
-    for item in spec.items:
-        if not 0 <= item.start < item.stop <= item.total_tokens:
-            refuse(f"{item.key} has no tokens {item.start}:{item.stop} of {item.total_tokens}")
-        if item.images and (item.start, item.stop) != (0, item.total_tokens):
-            refuse(f"{item.key} has images and is cut")
-        for image in item.images:
-            if image.target_height % factor or image.target_width % factor:
-                size = f"{image.target_width}x{image.target_height}"
-                refuse(f"{image.member} is planned as {size}, not in multiples of {factor}")
-            num_patches += _num_patches(image, rules)
-    num_tokens = sum(item.stop - item.start for item in spec.items)
-    if num_tokens != spec.num_tokens or num_tokens > spec.pack_length:
-        refuse(f"{num_tokens} tokens, said {spec.num_tokens}, length {spec.pack_length}")
-    if num_patches != spec.num_patches:
-        refuse(f"{num_patches} patches, said {spec.num_patches}")
 
 
 def _text_arrays(

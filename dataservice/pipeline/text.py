@@ -1,6 +1,6 @@
 """Turns a record into token ids and the mask that says which of them carry loss.
 
-Invariants: `count` equals what `render` gives, for every record; what the data says is always
+Invariants: `count` tells what `render` gives, for every record; what the data says is always
 text, also where it spells a special token; an image is `<|vision_start|>`, one `<|image_pad|>` for
 each image token, `<|vision_end|>`; the first token of a document never carries loss, nor does any
 of the tokens of an image. Text between two special tokens is encoded by itself.
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.errors import ConfigError, RecordError
+from dataservice.storage.counting import Counted
 from dataservice.storage.records import Record
 
 if TYPE_CHECKING:
@@ -129,7 +130,9 @@ class FileTokenizer:
 
 
 _IMAGE = -1
-"""Stands for the image tokens of one image in the parts of a document."""
+"""Stands for one image, markup and all, in the parts of a document."""
+_IMAGE_MARKUP = 2
+"""IMAGE_START and IMAGE_END."""
 _Part = tuple["str | int", bool]
 """Text to encode, the id of a special token, or _IMAGE; and whether it carries loss."""
 
@@ -150,9 +153,9 @@ class TextRenderer:
         self.vocab_size = tokenizer.vocab_size
         self.pad_token = special[END_OF_TEXT]
         self.image_token = special[IMAGE_PAD]
+        self.image_start, self.image_end = special[IMAGE_START], special[IMAGE_END]
         self._end_of_text = special[END_OF_TEXT]
         self._turn_start, self._turn_end = special[TURN_START], special[TURN_END]
-        self._image_start, self._image_end = special[IMAGE_START], special[IMAGE_END]
         covered = {**asdict(settings), "tokenizer": tokenizer.fingerprint}
         text = json.dumps([RENDER_VERSION, covered], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
@@ -164,18 +167,26 @@ class TextRenderer:
             return cls(settings, ByteTokenizer())
         return cls(settings, FileTokenizer(settings.tokenizer))
 
-    def count(self, record: Record) -> tuple[int, int]:
-        """(tokens that are not image tokens, tokens that carry loss); RecordError as `render`."""
+    def count(self, record: Record) -> Counted:
+        """`storage.counting.RecordCounter`; raises RecordError as `render` does."""
         text_tokens = loss_tokens = 0
+        positions: list[int] = []
         for what, loss in self._parts(record):
             if what == _IMAGE:
+                positions.append(text_tokens)
+                text_tokens += _IMAGE_MARKUP
                 continue
             size = len(self._encode(what)) if isinstance(what, str) else 1
             loss_tokens += size if loss else 0
             if text_tokens == 0 and size and loss:
                 loss_tokens -= 1
             text_tokens += size
-        return text_tokens, loss_tokens
+        return Counted(
+            text_tokens=text_tokens,
+            loss_tokens=loss_tokens,
+            image_positions=tuple(positions),
+            image_markup=_IMAGE_MARKUP,
+        )
 
     def render(self, record: Record, image_tokens: Sequence[int]) -> Rendered:
         """`image_tokens[i]` is the number of image tokens of the record's image i.
@@ -192,7 +203,8 @@ class TextRenderer:
             if isinstance(what, str):
                 piece = np.asarray(self._encode(what), np.int32)
             elif what == _IMAGE:
-                piece = np.full(next(sizes), self.image_token, np.int32)
+                piece = np.full(next(sizes) + _IMAGE_MARKUP, self.image_token, np.int32)
+                piece[0], piece[-1] = self.image_start, self.image_end
             else:
                 piece = np.array([what], np.int32)
             pieces.append(piece)
@@ -250,8 +262,6 @@ class TextRenderer:
     def _text(self, text: str, loss: bool) -> Iterator[_Part]:
         for number, chunk in enumerate(text.split(self.settings.placeholder)):
             if number:
-                yield self._image_start, False
                 yield _IMAGE, False
-                yield self._image_end, False
             if chunk:
                 yield chunk, loss

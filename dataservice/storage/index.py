@@ -10,14 +10,17 @@ from __future__ import annotations
 import bisect
 import os
 import posixpath
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.core.order.shares import kind_samples
 from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
+from dataservice.core.settings import Kind
 from dataservice.core.tables import SampleColumns, SourceStats, WindowPlan
 from dataservice.core.vision import VisionRules, target_size
 from dataservice.storage.listing import name_below
@@ -32,6 +35,8 @@ from dataservice.storage.manifest import (
 from dataservice.storage.records import LAYOUTS
 from dataservice.storage.tables import IMAGES, MEMBERS, SAMPLES, Table, gather_ranges
 from dataservice.storage.zips import PLAIN_FILE
+
+Ints = NDArray[np.int64]
 
 
 class _Archive:
@@ -57,7 +62,11 @@ class _Archive:
 class _Shard:
     """A JSONL file of a source and its tables."""
 
-    def __init__(self, index: Index, source: SourceEntry, entry: ShardEntry) -> None:
+    def __init__(
+        self, index: Index, source: SourceEntry, entry: ShardEntry, first_row: int
+    ) -> None:
+        self.first_row = first_row
+        """Of the source."""
         self._index_dir = index.index_dir
         self._archives = index.archives
         self._source = source
@@ -117,14 +126,17 @@ class _Shard:
 class _Source:
     def __init__(self, index: Index, entry: SourceEntry) -> None:
         self.entry = entry
-        self.shards = [_Shard(index, entry, shard) for shard in entry.shards]
         self.starts = [0, *accumulate(shard.num_samples for shard in entry.shards)]
         """Row number of each shard's first sample, and the source's number of samples."""
-        self.start_array = np.array(self.starts, dtype=np.int64)
+        self.shards = [
+            _Shard(index, entry, shard, first)
+            for shard, first in zip(entry.shards, self.starts, strict=False)
+        ]
         self.stats = SourceStats(
             name=entry.name,
             shard_names=tuple(shard.name for shard in entry.shards),
             shard_samples=tuple(shard.num_samples for shard in entry.shards),
+            shard_text_samples=tuple(shard.num_text_samples for shard in entry.shards),
             fingerprint=entry.fingerprint,
         )
 
@@ -132,26 +144,59 @@ class _Source:
         number = bisect.bisect_right(self.starts, row) - 1
         return self.shards[number], row - self.starts[number]
 
-    def split(self, rows: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-        """(number of a shard, places in `rows` that lie in it), for each shard touched."""
-        if not len(rows):
-            return []
-        if rows.min() < 0 or rows.max() >= self.starts[-1]:
-            raise IndexError(f"source {self.entry.name} has {self.starts[-1]} samples")
-        shard = np.searchsorted(self.start_array, rows, side="right") - 1
-        order = np.argsort(shard, kind="stable")
-        touched, first = np.unique(shard[order], return_index=True)
-        return list(zip(touched.tolist(), np.split(order, first[1:]), strict=True))
+
+class _Rows:
+    """Where the rows of sources are: those of all shards of all sources, one after the other."""
+
+    def __init__(
+        self, sources: Sequence[_Source], counts: Sequence[Sequence[int]], what: str
+    ) -> None:
+        """`counts[i]` are the rows of each shard of source i; `what` they are, for errors."""
+        self._sources = sources
+        self._what = what
+        self._shards = [shard for source in sources for shard in source.shards]
+        sizes = [size for source in counts for size in source]
+        self._starts = np.cumsum([0, *sizes], dtype=np.int64)
+        self._sizes = np.array([sum(source) for source in counts], dtype=np.int64)
+        self._first = np.cumsum(self._sizes) - self._sizes
+
+    def split(self, source: int | Ints, rows: Ints) -> list[tuple[_Shard, Ints, Ints]]:
+        """(shard, numbers in it, their places in `rows`) for each shard touched; IndexError for a
+        row that its source does not have."""
+        bad = np.flatnonzero((rows < 0) | (rows >= self._sizes[source]))
+        if bad.size:
+            number = int(np.broadcast_to(source, rows.shape)[bad[0]])
+            raise IndexError(
+                f"source {self._sources[number].entry.name} has {self._sizes[number]} "
+                f"{self._what}, number {rows[bad[0]]} was asked for"
+            )
+        numbers = rows + self._first[source]
+        shard = np.searchsorted(self._starts, numbers, side="right") - 1
+        places = np.argsort(shard, kind="stable")
+        local = (numbers - self._starts[shard])[places]
+        shard = shard[places]
+        edges = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)]
+        return [
+            (self._shards[shard[first]], local[first:stop], places[first:stop])
+            for first, stop in pairwise(edges)
+            if first < stop
+        ]
 
 
 class Index:
-    """`core.plan.IndexView` over the files of an index folder. See `open`."""
+    """`core.tables.IndexView` over the files of an index folder. See `open`."""
 
     def __init__(self, index_dir: str, manifest: Manifest) -> None:
         self.index_dir = index_dir
         self.manifest = manifest
         self.archives = [_Archive(index_dir, entry) for entry in manifest.archives]
         self._sources = [_Source(self, entry) for entry in manifest.sources]
+        stats = self.sources
+        self._rows = _Rows(self._sources, [of.shard_samples for of in stats], "samples")
+        self._kind_rows: dict[Kind, _Rows] = {
+            kind: _Rows(self._sources, [kind_samples(of, kind) for of in stats], f"{kind} samples")
+            for kind in get_args(Kind)
+        }
         self._crc = {s.url: s.crc32 for source in manifest.sources for s in source.shards}
 
     @classmethod
@@ -172,40 +217,59 @@ class Index:
     def sources(self) -> tuple[SourceStats, ...]:
         return tuple(source.stats for source in self._sources)
 
-    def columns(self, source: int, rows: NDArray[np.int64]) -> SampleColumns:
-        """Rows of a source in the order asked for; raises IndexError past its end."""
-        found = self._sources[source]
-        parts = found.split(rows)
-        text = np.empty(len(rows), dtype=np.int64)
-        loss = np.empty(len(rows), dtype=np.int64)
-        counts = np.zeros(len(rows) + 1, dtype=np.int64)
-        image_rows = []
-        for number, places in parts:
-            samples = found.shards[number].samples
-            local = rows[places] - found.starts[number]
-            text[places] = samples["text_tokens"][local]
-            loss[places] = samples["loss_tokens"][local]
-            counts[places + 1] = samples["num_images"][local]
-            image_rows.append(samples["image_start"][local])
-        offsets = np.cumsum(counts)
-        width = np.empty(offsets[-1], dtype=np.int64)
-        height = np.empty(offsets[-1], dtype=np.int64)
-        for (number, places), starts in zip(parts, image_rows, strict=True):
-            if not counts[places + 1].any():
-                continue
-            images = found.shards[number].images
-            read = gather_ranges(starts, counts[places + 1])
-            written = gather_ranges(offsets[places], counts[places + 1])
-            width[written] = images["width"][read]
-            height[written] = images["height"][read]
+    def columns(self, source: int | Ints, rows: Ints) -> SampleColumns:
+        """Rows in the order asked for, of one source or of one a row; IndexError past its end."""
+        parts = self._rows.split(source, rows)
+        by_row = {
+            name: np.empty(len(rows), dtype=np.int64)
+            for name in ("text_tokens", "loss_tokens", "num_images", "image_start")
+        }
+        for shard, local, places in parts:
+            samples = shard.samples
+            for name, values in by_row.items():
+                values[places] = samples[name][local]
+        counts, starts = by_row["num_images"], by_row["image_start"]
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        with_images = [(shard, places) for shard, _, places in parts if counts[places].any()]
+        read = [gather_ranges(starts[places], counts[places]) for _, places in with_images]
+        by_image = {
+            name: np.empty(offsets[-1], dtype=np.int64)
+            for name in ("width", "height", "text_before", "markup")
+        }
+        if with_images:
+            places = np.concatenate([places for _, places in with_images])
+            written = gather_ranges(offsets[places], counts[places])
+            for name, values in by_image.items():
+                values[written] = np.concatenate(
+                    [
+                        shard.images[name][wanted]
+                        for (shard, _), wanted in zip(with_images, read, strict=True)
+                    ]
+                )
         return SampleColumns(
-            text_tokens=text, loss_tokens=loss, image_offsets=offsets, width=width, height=height
+            text_tokens=by_row["text_tokens"],
+            loss_tokens=by_row["loss_tokens"],
+            image_offsets=offsets,
+            **by_image,
         )
 
-    def pack_spec(
-        self, window: WindowPlan, number: int, *, pack_length: int, rules: VisionRules
-    ) -> PackSpec:
-        """All that a worker needs to build pack `number` of the window."""
+    def rows_of_kind(self, source: int | Ints, kind: Kind, numbers: Ints) -> Ints:
+        """Rows of a source's n-th samples without ("text") or with images ("vision"), of one source
+        or of one a number; IndexError past the last of them."""
+        rows = np.empty(len(numbers), dtype=np.int64)
+        for shard, local, places in self._kind_rows[kind].split(source, numbers):
+            first = shard.entry.num_text_samples if kind == "vision" else 0
+            rows[places] = (
+                shard.samples["by_kind"][local + first].astype(np.int64) + shard.first_row
+            )
+        return rows
+
+    def pack_spec(self, window: WindowPlan, number: int, *, rules: VisionRules) -> PackSpec:
+        """All that a worker needs to build pack `number` of the window.
+
+        An image's size follows `rules` with the max_pixels of its item in the window.
+        """
         begin, end = window.item_offsets[number : number + 2].tolist()
         shards: dict[ShardRef, int] = {}
         items = [
@@ -216,12 +280,14 @@ class Index:
                 window.start[begin:end].tolist(),
                 window.stop[begin:end].tolist(),
                 window.total_tokens[begin:end].tolist(),
+                window.kept_images[begin:end].tolist(),
+                window.max_pixels[begin:end].tolist(),
                 strict=True,
             )
         ]
         return PackSpec(
             pack_id=f"{window.lane}.{window.window}.{number}",
-            pack_length=pack_length,
+            pack_length=window.pack_length,
             shards=tuple(shards),
             items=tuple(items),
             num_tokens=int(window.tokens[number]),
@@ -231,27 +297,19 @@ class Index:
     def shards_of(self, window: WindowPlan) -> tuple[ShardRef, ...]:
         """Every shard that the window's packs read, in the order of first need."""
         first: dict[ShardRef, int] = {}
-        for source in np.unique(window.source).tolist():
-            found = self._sources[source]
-            places = np.flatnonzero(window.source == source)
-            rows = window.row[places]
-            for number, inside in found.split(rows):
-                shard = found.shards[number]
-                at = places[inside]
-                _keep_first(first, shard.ref, int(at.min()))
-                samples = shard.samples
-                local = rows[inside] - found.starts[number]
-                counts = samples["num_images"][local]
-                if not counts.any():
-                    continue
-                images = gather_ranges(samples["image_start"][local], counts)
-                archive = shard.images["archive"][images]
-                member = shard.images["member"][images]
-                users = np.repeat(at, counts)
-                for use, archive_number, member_number in _first_uses(
-                    users, archive, member, [ref is None for _, ref in shard.archives]
-                ):
-                    _keep_first(first, shard.image_shard(archive_number, member_number), use)
+        for shard, local, at in self._rows.split(window.source, window.row):
+            _keep_first(first, shard.ref, int(at.min()))
+            counts = window.kept_images[at]
+            if not counts.any():
+                continue
+            images = gather_ranges(shard.samples["image_start"][local], counts)
+            archive = shard.images["archive"][images]
+            member = shard.images["member"][images]
+            users = np.repeat(at, counts)
+            for use, archive_number, member_number in _first_uses(
+                users, archive, member, [ref is None for _, ref in shard.archives]
+            ):
+                _keep_first(first, shard.image_shard(archive_number, member_number), use)
         return tuple(sorted(first, key=lambda ref: first[ref]))
 
     def shard_crc(self, shard: ShardRef) -> int:
@@ -267,6 +325,8 @@ class Index:
         start: int,
         stop: int,
         total_tokens: int,
+        kept_images: int,
+        max_pixels: int,
     ) -> ItemSpec:
         found = self._sources[source]
         shard, local = found.locate(row)
@@ -287,13 +347,15 @@ class Index:
             stop=stop,
             total_tokens=total_tokens,
             images=tuple(
-                _image_spec(shards, rules, shard, row) for row in range(first, first + count)
+                _image_spec(shards, rules, max_pixels, shard, row)
+                for row in range(first, first + count)
             ),
+            kept_images=kept_images,
         )
 
 
 def _image_spec(
-    shards: dict[ShardRef, int], rules: VisionRules, shard: _Shard, row: int
+    shards: dict[ShardRef, int], rules: VisionRules, max_pixels: int, shard: _Shard, row: int
 ) -> ImageSpec:
     images = shard.images
     number = images["archive"].item(row)
@@ -305,8 +367,8 @@ def _image_spec(
         width,
         patch=rules.patch,
         merge=rules.merge,
-        min_pixels=rules.min_pixels,
-        max_pixels=rules.max_pixels,
+        min_pixels=min(rules.min_pixels, max_pixels),
+        max_pixels=max_pixels,
     )
     archive = shard.archives[number][0]
     members = archive.members

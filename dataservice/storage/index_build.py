@@ -20,8 +20,8 @@ from typing import BinaryIO
 from dataservice.errors import ArchiveError, ConfigError
 from dataservice.storage.archives import Folder, ImageFinder, ZipArchive, zip_key
 from dataservice.storage.backends import local_path
+from dataservice.storage.counting import RecordCounter
 from dataservice.storage.index_shard import (
-    RecordCounter,
     Rejected,
     ShardBuilder,
     ShardResult,

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dataservice.errors import DataError, RecordError, StorageError
 from dataservice.storage.archives import Folder, FoundImage, ImageFinder, MissingImage
+from dataservice.storage.counting import RecordCounter
 from dataservice.storage.jsonl import MAX_LINE_BYTES, Line, scan_lines
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.manifest import (
@@ -58,16 +59,14 @@ _SAMPLE_TYPES = {
     "num_images": "H",
     "layout": "B",
 }
-
-
-class RecordCounter(Protocol):
-    """Counts the tokens of a record; `fingerprint` changes when its counts may."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def count(self, record: Record) -> tuple[int, int]:
-        """(text tokens: all but image tokens, loss tokens). Raises RecordError."""
+_IMAGE_TYPES = {
+    "archive": "I",
+    "member": "I",
+    "width": "I",
+    "height": "I",
+    "text_before": "I",
+    "markup": "B",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +151,7 @@ class ShardBuilder:
         self._counter = counter
         self._finder = finder
         self._samples = {column: array(code) for column, code in _SAMPLE_TYPES.items()}
-        self._images = {column: array("I") for column in IMAGES.names}
+        self._images = {column: array(code) for column, code in _IMAGE_TYPES.items()}
         self._archives: dict[int, int] = {}
         self._opened: list[Any] = []
         """The archives by number: ZipArchive or Folder."""
@@ -201,7 +200,10 @@ class ShardBuilder:
 
     def finish(self) -> ShardResult:
         """Write the tables; the shard counts from here on."""
-        samples = to_arrays(SAMPLES, {n: _numpy(c) for n, c in self._samples.items()})
+        has_images = _numpy(self._samples["num_images"]) > 0
+        columns = {n: _numpy(c) for n, c in self._samples.items()}
+        columns["by_kind"] = np.argsort(has_images, kind="stable").astype(np.uint32)
+        samples = to_arrays(SAMPLES, columns)
         images = to_arrays(IMAGES, {n: _numpy(c) for n, c in self._images.items()})
         archives = tuple(self._archive_entry(number) for number in range(len(self._opened)))
         digest = hashlib.sha256()
@@ -214,6 +216,7 @@ class ShardBuilder:
             mtime_ns=self._file.stat.mtime_ns,
             crc32=self._file_crc,
             num_samples=self.num_samples,
+            num_text_samples=int((~has_images).sum()),
             num_rejected=self.num_rejected,
             num_images=len(self._images["archive"]),
             text_tokens=int(_numpy(self._samples["text_tokens"]).sum(dtype=np.int64)),
@@ -272,29 +275,29 @@ class ShardBuilder:
                 return
             images.append(image)
         try:
-            text_tokens, loss_tokens = self._counter.count(record)
+            counted = self._counter.count(record)
         except RecordError as error:
             self._reject(line, error)
             return
-        if text_tokens < 1 and not images:
+        if counted.text_tokens < 1 and not images:
             self._reject(line, RecordError("the record has no text and no image"))
             return
         values = {
             "offset": line.offset,
             "length": line.length,
             "crc32": zlib.crc32(line.data or b""),
-            "text_tokens": text_tokens,
-            "loss_tokens": loss_tokens,
+            "text_tokens": counted.text_tokens,
+            "loss_tokens": counted.loss_tokens,
             "image_start": len(self._images["archive"]),
             "num_images": len(images),
             "layout": LAYOUTS.index(record.layout),
         }
         for column, value in values.items():
             self._samples[column].append(value)
-        for image in images:
-            self._add_image(image)
+        for image, text_before in zip(images, counted.image_positions, strict=True):
+            self._add_image(image, text_before, counted.image_markup)
 
-    def _add_image(self, image: FoundImage) -> None:
+    def _add_image(self, image: FoundImage, text_before: int, markup: int) -> None:
         number = self._archives.setdefault(id(image.archive), len(self._opened))
         if number == len(self._opened):
             self._opened.append(image.archive)
@@ -307,6 +310,8 @@ class ShardBuilder:
             ("member", member),
             ("width", image.width),
             ("height", image.height),
+            ("text_before", text_before),
+            ("markup", markup),
         ):
             self._images[column].append(value)
 

@@ -16,7 +16,7 @@ from typing import Any
 from dataservice.errors import StaleIndexError
 from dataservice.storage.tables import write_atomically
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 
 
@@ -52,6 +52,8 @@ class ShardEntry:
     mtime_ns: int
     crc32: int
     num_samples: int
+    num_text_samples: int
+    """Those of them without images."""
     num_rejected: int
     num_images: int
     text_tokens: int

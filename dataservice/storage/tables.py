@@ -30,6 +30,8 @@ SAMPLES = pa.schema(
         ("image_start", pa.uint32()),  # first row in the shard's images table
         ("num_images", pa.uint16()),
         ("layout", pa.uint8()),  # position in records.LAYOUTS
+        # not of this row: numbers of the rows without images, then of those with images
+        ("by_kind", pa.uint32()),
     ]
 )
 IMAGES = pa.schema(
@@ -38,6 +40,8 @@ IMAGES = pa.schema(
         ("member", pa.uint32()),  # row in that archive's members table
         ("width", pa.uint32()),
         ("height", pa.uint32()),
+        ("text_before", pa.uint32()),  # text tokens before the image and its markup
+        ("markup", pa.uint8()),  # text tokens that are its start and end
     ]
 )
 MEMBERS = pa.schema(

@@ -1,23 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
-import json
 import threading
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from pipeline.small_data import RULES, Data, num_patches
 
-from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
-from dataservice.core.vision import VisionRules, target_size
+from dataservice.core.packspec import PackSpec, ShardRef
 from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
 from dataservice.pipeline import materialize
 from dataservice.pipeline.images import DecodeLimits
@@ -25,114 +20,8 @@ from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
 from dataservice.storage.objects import ShardReader, staged_path
-from dataservice.storage.records import parse_record
 
-RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
-SIZES = {"small.png": (24, 16), "large.jpg": (90, 61), "tall.jpg": (20, 70), "bad.jpg": (64, 64)}
 LONG_S = 30.0
-
-
-class Data:
-    """One JSONL file and one zip on disk, and specs that point into them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.pictures = dict(self._pictures())
-        self.records = [
-            {"text": "A first text, äöü."},
-            talk("Look: <image> and <image>!", "Two.", ["large.jpg", "small.png"]),
-            {"text": "A much longer text. " * 20},
-            talk("<image>", "Tall.", "tall.jpg"),
-            talk("<image>", "Bad.", ["bad.jpg"]),
-            talk("Before <image> after <image>", "One is bad.", ["bad.jpg", "tall.jpg"]),
-        ]
-        zip_path, self.jsonl = folder / "a.zip", folder / "a.jsonl"
-        with zipfile.ZipFile(zip_path, "w") as archive:
-            for number, (name, data) in enumerate(self.pictures.items()):
-                method = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
-                archive.writestr(name, data, compress_type=method)
-        with zipfile.ZipFile(zip_path) as archive:
-            self.members = {info.filename: info for info in archive.infolist()}
-        self.lines = [json.dumps(r, ensure_ascii=False).encode() for r in self.records]
-        self.jsonl.write_bytes(b"".join(line + b"\n" for line in self.lines))
-        self.shards = (shard_ref("a.jsonl", self.jsonl), shard_ref("a.zip", zip_path))
-
-    @staticmethod
-    def _pictures() -> Iterator[tuple[str, bytes]]:
-        rng = np.random.Generator(np.random.Philox(1))
-        for name, (width, height) in SIZES.items():
-            image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
-            stored = io.BytesIO()
-            image.save(stored, "PNG" if name.endswith("png") else "JPEG")
-            data = stored.getvalue()
-            yield name, data[: len(data) // 2] if name == "bad.jpg" else data
-
-    def image(self, name: str) -> ImageSpec:
-        info, (width, height) = self.members[name], SIZES[name]
-        high, wide = target_size(height, width, patch=4, merge=2, min_pixels=64, max_pixels=1600)
-        return ImageSpec(
-            shard=1,
-            member=name,
-            offset=info.header_offset,
-            stored_bytes=info.compress_size,
-            size_bytes=info.file_size,
-            method=info.compress_type,
-            crc32=info.CRC,
-            width=width,
-            height=height,
-            target_width=wide,
-            target_height=high,
-        )
-
-    def item(self, number: int, text: TextRenderer) -> ItemSpec:
-        line = self.lines[number]
-        record = parse_record(line)
-        images = tuple(self.image(name) for name in record.images)
-        tokens = text.count(record)[0] + sum(num_patches(i) // 4 for i in images)
-        offset = sum(len(before) + 1 for before in self.lines[:number])
-        return ItemSpec(
-            key=f"src/a.jsonl@{offset}",
-            source="src",
-            layout=record.layout,
-            shard=0,
-            offset=offset,
-            length=len(line),
-            crc32=zlib.crc32(line),
-            start=0,
-            stop=tokens,
-            total_tokens=tokens,
-            images=images,
-        )
-
-    def pack(self, *items: ItemSpec, room: int = 7) -> PackSpec:
-        tokens = sum(item.stop - item.start for item in items)
-        return PackSpec(
-            pack_id="0.0.1",
-            pack_length=tokens + room,
-            shards=self.shards,
-            items=items,
-            num_tokens=tokens,
-            num_patches=sum(num_patches(image) for item in items for image in item.images),
-        )
-
-
-def talk(question: str, answer: str, image: str | list[str]) -> dict[str, object]:
-    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-    return {"image": image, "conversations": turns}
-
-
-def shard_ref(name: str, path: Path) -> ShardRef:
-    stat = path.stat()
-    return ShardRef(
-        source="src",
-        name=name,
-        url=str(path),
-        size_bytes=stat.st_size,
-        mtime_ns=stat.st_mtime_ns,
-    )
-
-
-def num_patches(image: ImageSpec) -> int:
-    return image.target_width * image.target_height // 16
 
 
 @pytest.fixture(scope="module")
@@ -484,7 +373,7 @@ def test_a_failed_build_takes_its_tasks_back(data, text, build, reader) -> None:
     ("change", "message"),
     [
         ({"total_tokens": 99, "stop": 99}, "tokens, the index 99"),
-        ({"images": ()}, "the record has 1 images, the index 0"),
+        ({"images": (), "kept_images": 0}, "the record has 1 images, the index 0"),
         ({"layout": "messages"}, "the record cannot be read: field 'messages' is missing"),
     ],
     ids="tokens images layout".split(),
@@ -548,12 +437,18 @@ def test_a_spec_that_contradicts_itself(data, text, build, change, message) -> N
         build(spec)
 
 
-def test_a_spec_that_cuts_a_picture_or_has_an_odd_size(data, text, build) -> None:
+def test_an_item_that_contradicts_itself(data, text, build) -> None:
     item = data.item(3, text)
-    with pytest.raises(ValueError, match="has images and is cut"):
-        build(data.pack(dataclasses.replace(item, start=1)))
-    with pytest.raises(ValueError, match="has no tokens 5:5"):
-        build(data.pack(dataclasses.replace(item, start=5, stop=5, images=())))
+    end = item.total_tokens
+    for change, message in (
+        ({"start": 5, "stop": 5}, "has no tokens 5:5"),
+        ({"start": 1}, "has images and begins at its token 1"),
+        ({"kept_images": 0}, f"keeps 0 of 1 images in its tokens 0:{end} of {end}"),
+        ({"kept_images": 2, "stop": end - 1}, "keeps 2 of 1 images in its tokens 0:"),
+        ({"stop": 3}, "keeps images of 18 tokens in its first 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(data.pack(dataclasses.replace(item, **change)))
     odd = dataclasses.replace(item.images[0], target_width=12)
     with pytest.raises(ValueError, match="not in multiples of 8"):
         build(data.pack(dataclasses.replace(item, images=(odd,))))

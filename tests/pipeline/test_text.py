@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dataservice.errors import ConfigError, RecordError
 from dataservice.pipeline.text import SPECIAL_TOKENS, TextRenderer, TextSettings
+from dataservice.storage.counting import Counted
 from dataservice.storage.records import Record, Turn
 
 CORPUS = ["The quick brown fox jumps over the lazy dog.", "im_start user assistant image pad end"]
@@ -116,7 +117,9 @@ def test_plain_text_is_the_same_in_every_template_and_always_carries_loss(templa
     rendered = text.render(record(turn("text", "häh")), [])
     assert text.decode(rendered.ids) == "häh<|endoftext|>"
     assert rendered.loss.tolist() == [False, True, True, True, True]
-    assert text.count(record(turn("text", ""))) == (1, 0)
+    assert text.count(record(turn("text", ""))) == Counted(
+        text_tokens=1, loss_tokens=0, image_positions=(), image_markup=2
+    )
 
 
 def test_byte_tokenizer_layout() -> None:
@@ -160,13 +163,48 @@ def test_count_equals_render(kind, template, loss, tokenizer_file, rec, data) ->
     number = len(rec.images)
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
     rendered = text.render(rec, sizes)
-    text_tokens, loss_tokens = text.count(rec)
-    assert text_tokens + sum(sizes) == len(rendered.ids) == len(rendered.loss)
-    assert loss_tokens == rendered.loss.sum()
+    counted = text.count(rec)
+    assert counted.text_tokens + sum(sizes) == len(rendered.ids) == len(rendered.loss)
+    assert counted.loss_tokens == rendered.loss.sum()
+    assert spans_of(counted, sizes) == spans_in(text, rendered.ids)
     assert not rendered.loss[0]
     assert (rendered.ids == text.image_token).sum() == sum(sizes)
     assert not rendered.loss[rendered.ids == text.image_token].any()
     assert 0 <= rendered.ids.min() and rendered.ids.max() < text.vocab_size
+
+
+def spans_of(counted: Counted, sizes: list[int]) -> list[tuple[int, int]]:
+    """(first token, end) of each image with its markup, as the index has them."""
+    begins = [
+        position + sum(sizes[:number]) for number, position in enumerate(counted.image_positions)
+    ]
+    ends = [b + size + counted.image_markup for b, size in zip(begins, sizes, strict=True)]
+    return list(zip(begins, ends, strict=True))
+
+
+def spans_in(text: TextRenderer, ids: np.ndarray) -> list[tuple[int, int]]:
+    """The same, found in the tokens."""
+    begins = np.flatnonzero(ids == text.special_tokens["<|vision_start|>"])
+    ends = np.flatnonzero(ids == text.special_tokens["<|vision_end|>"]) + 1
+    spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
+    assert all((ids[a + 1 : b - 1] == text.image_token).all() for a, b in spans)
+    return spans
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file"])
+@pytest.mark.parametrize("template", ["plain", "chatml"])
+def test_positions_of_images_first_last_and_side_by_side(kind, template, tokenizer_file) -> None:
+    text = renderer(tokenizer="bytes" if kind == "bytes" else tokenizer_file, template=template)
+    rec = placed([("user", "<image><image>fox"), ("assistant", "<image>"), ("user", "dog<image>")])
+    sizes = [3, 1, 4, 2]
+    counted = text.count(rec)
+    spans = spans_of(counted, sizes)
+    assert spans == spans_in(text, text.render(rec, sizes).ids)
+    assert [b - a for a, b in spans] == [size + 2 for size in sizes]
+    assert counted.image_positions[1] == counted.image_positions[0] + 2
+    if template == "plain":
+        assert counted.image_positions[0] == 0
+        assert spans[-1][1] == len(text.render(rec, sizes).ids) - 1
 
 
 @pytest.mark.parametrize("kind", ["bytes", "file"])

@@ -111,6 +111,7 @@ def _write_shard(index_dir: str, kind: str, number: int, rows: int, archive: int
             "image_start": np.arange(rows, dtype=np.uint32) if num_images else _zeros(rows),
             "num_images": np.full(rows, num_images and 1, dtype=np.uint16),
             "layout": np.full(rows, LAYOUTS.index("llava"), dtype=np.uint8),
+            "by_kind": np.arange(rows, dtype=np.uint32),
         },
     )
     sides = np.exp(random.normal(6.2, 0.5, (2, num_images))).clip(40, 4000).astype(np.uint32)
@@ -121,6 +122,8 @@ def _write_shard(index_dir: str, kind: str, number: int, rows: int, archive: int
             "member": random.integers(0, NUM_MEMBERS, num_images, dtype=np.uint32),
             "width": sides[0],
             "height": sides[1],
+            "text_before": _zeros(num_images),
+            "markup": np.full(num_images, 2, dtype=np.uint8),
         },
     )
     name = f"{kind}-{number:05d}.jsonl"
@@ -131,6 +134,7 @@ def _write_shard(index_dir: str, kind: str, number: int, rows: int, archive: int
         mtime_ns=1,
         crc32=number,
         num_samples=rows,
+        num_text_samples=rows - num_images,
         num_rejected=0,
         num_images=num_images,
         text_tokens=int(tokens.sum(dtype=np.int64)),

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from storage.bigindex import write_big_index
 from storage.datasets import ByteCounter, llava, picture, write_jsonl, write_zip
 
 from dataservice.core.packspec import ShardRef
-from dataservice.core.tables import SampleColumns, WindowPlan
+from dataservice.core.settings import Kind
+from dataservice.core.tables import REASONS, SampleColumns, WindowPlan
 from dataservice.core.vision import VisionRules, target_size
 from dataservice.errors import StaleIndexError
 from dataservice.storage.index import Index
@@ -20,30 +25,36 @@ from dataservice.storage.sources import SourceFiles
 from dataservice.storage.zips import read_member
 
 RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
+KINDS: tuple[tuple[Kind, bool], ...] = (("text", False), ("vision", True))
+"""Each with whether its samples have images."""
 
 
-def window_of(items: list[tuple[int, int]], packs: list[int]) -> WindowPlan:
-    """A window that holds whole samples (source, row), cut into packs at `packs`."""
-    source, row = np.array(items, dtype=np.int64).reshape(-1, 2).T
+def window_of(
+    items: list[tuple[int, int, int]], packs: list[int], *, max_pixels: list[int] | None = None
+) -> WindowPlan:
+    """A window of samples (source, row, kept images), cut into packs at `packs`."""
+    source, row, kept_images = np.array(items, dtype=np.int64).reshape(-1, 3).T
     zeros = np.zeros(len(items), dtype=np.int64)
     by_pack = np.arange(len(packs) - 1, dtype=np.int64)
     return WindowPlan(
         lane=2,
         window=5,
+        pack_length=512,
         item_offsets=np.array(packs, dtype=np.int64),
         source=source,
         row=row,
         start=zeros,
         stop=zeros + 9,
         total_tokens=zeros + 9,
+        kept_images=kept_images,
+        max_pixels=zeros + 1600 if max_pixels is None else np.array(max_pixels, dtype=np.int64),
         tokens=by_pack + 100,
         image_tokens=by_pack,
         num_images=by_pack,
         num_patches=by_pack + 50,
         loss_tokens=by_pack,
         cost=by_pack,
-        dropped_oversize=zeros[:2],
-        dropped_empty=zeros[:2],
+        counts=np.zeros((len(REASONS), 2), dtype=np.int64),
     )
 
 
@@ -99,16 +110,35 @@ def test_columns_come_in_the_order_asked_for(index: Index) -> None:
         rows = rng.integers(0, 9, size)
         assert samples_of(index.columns(0, rows)) == [every[row] for row in rows]
     columns = index.columns(0, rows)
-    for name in ("text_tokens", "loss_tokens", "image_offsets", "width", "height"):
-        assert getattr(columns, name).dtype == np.int64
+    for field in dataclasses.fields(columns):
+        assert getattr(columns, field.name).dtype == np.int64
     for row in (-1, 9):
         with pytest.raises(IndexError, match="source zipped has 9 samples"):
             index.columns(0, np.array([row]))
 
 
+def test_rows_of_several_sources_are_read_at_once(index: Index) -> None:
+    sizes = [sum(stats.shard_samples) for stats in index.sources]
+    every = [samples_of(index.columns(i, np.arange(size))) for i, size in enumerate(sizes)]
+    rng = np.random.default_rng(1)
+    source = rng.integers(0, len(sizes), 50)
+    rows = rng.integers(0, np.array(sizes)[source])
+    assert samples_of(index.columns(source, rows)) == [
+        every[of][row] for of, row in zip(source, rows, strict=True)
+    ]
+    of = np.array([1, 0, 1])
+    found = index.rows_of_kind(of, "vision", np.array([1, 2, 0]))
+    assert found.tolist() == [
+        int(index.rows_of_kind(int(s), "vision", np.array([n]))[0])
+        for s, n in zip(of, (1, 2, 0), strict=True)
+    ]
+    with pytest.raises(IndexError, match=f"has {sizes[1]} samples, number {sizes[1]} was asked"):
+        index.columns(np.array([0, 1]), np.array([0, sizes[1]]))
+
+
 def test_a_pack_spec_is_all_that_is_needed_to_read_the_pack(index: Index, data: Path) -> None:
-    window = window_of([(0, 0), (1, 1), (0, 4), (0, 5), (0, 4)], [0, 1, 5])
-    spec = index.pack_spec(window, 1, pack_length=512, rules=RULES)
+    window = window_of([(0, 0, 0), (1, 1, 2), (0, 4, 2), (0, 5, 1), (0, 4, 2)], [0, 1, 5])
+    spec = index.pack_spec(window, 1, rules=RULES)
     assert (spec.pack_id, spec.pack_length) == ("2.5.1", 512)
     assert (spec.num_tokens, spec.num_patches) == (101, 51)
     assert len(set(spec.shards)) == len(spec.shards)
@@ -139,7 +169,7 @@ def test_a_pack_spec_is_all_that_is_needed_to_read_the_pack(index: Index, data: 
 
 
 def test_shards_of_a_window_in_the_order_of_need(index: Index, data: Path) -> None:
-    window = window_of([(0, 0), (1, 1), (0, 5), (0, 4), (1, 0)], [0, 2, 5])
+    window = window_of([(0, 0, 0), (1, 1, 2), (0, 5, 1), (0, 4, 2), (1, 0, 1)], [0, 2, 5])
     found = index.shards_of(window)
     names = [Path(shard.url).name for shard in found]
     assert names[0] == "0.jsonl"
@@ -148,7 +178,7 @@ def test_shards_of_a_window_in_the_order_of_need(index: Index, data: Path) -> No
     used = {
         shard
         for number in range(2)
-        for shard in index.pack_spec(window, number, pack_length=9, rules=RULES).shards
+        for shard in index.pack_spec(window, number, rules=RULES).shards
     }
     assert set(found) == used
     for shard in found:
@@ -157,6 +187,95 @@ def test_shards_of_a_window_in_the_order_of_need(index: Index, data: Path) -> No
     assert index.shard_crc(found[0]) == index.manifest.sources[0].shards[0].crc32
     archive = next(shard for shard in found if shard.url.endswith(".zip"))
     assert index.shard_crc(archive) == -1
+
+
+def test_where_images_stand(tmp_path: Path) -> None:
+    write_zip(tmp_path / "a.zip", {"1.png": picture(20, 30)})
+    turns = [("human", "See <image> and<image>"), ("gpt", "\u00e9<image>")]
+    write_jsonl(
+        tmp_path / "a.jsonl",
+        {"text": "no image"},
+        {
+            "image": ["1.png"] * 3,
+            "conversations": [{"from": role, "value": text} for role, text in turns],
+        },
+        llava("", "1.png"),
+    )
+    source = SourceFiles(name="s", jsonl=(f"{tmp_path}/a.jsonl",))
+    build_index([source], str(tmp_path / "index"), counter=ByteCounter())
+    columns = Index.open(str(tmp_path / "index")).columns(0, np.array([2, 0, 1]))
+    assert columns.image_offsets.tolist() == [0, 1, 1, 4]
+    assert columns.text_before is not None and columns.markup is not None
+    assert columns.text_before.tolist() == [0, 4, 4 + 7 + 4, 4 + 7 + 4 + 7 + 2]
+    assert columns.markup.tolist() == [7] * 4
+
+
+def test_rows_of_a_kind_count_over_all_shards(index: Index) -> None:
+    zipped, plain = index.sources
+    assert zipped.shard_text_samples == (1, 0, 1, 1)
+    assert plain.shard_text_samples == (0,)
+    rng = np.random.default_rng(0)
+    for (kind, _), expected in zip(KINDS, ([0, 3, 6], [1, 2, 4, 5, 7, 8]), strict=True):
+        for size in (0, 1, 30):
+            numbers = rng.integers(0, len(expected), size)
+            rows = index.rows_of_kind(0, kind, numbers)
+            assert rows.dtype == np.int64
+            assert rows.tolist() == [expected[number] for number in numbers]
+        for number in (-1, len(expected)):
+            with pytest.raises(IndexError, match=f"zipped has {len(expected)} {kind} samples"):
+                index.rows_of_kind(0, kind, np.array([number]))
+    assert index.rows_of_kind(1, "vision", np.array([1, 0])).tolist() == [1, 0]
+    with pytest.raises(IndexError, match="plain has 0 text samples"):
+        index.rows_of_kind(1, "text", np.array([0]))
+
+
+@given(kinds=st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=12)
+def test_kinds_part_the_rows_of_any_shards(kinds: list[list[bool]]) -> None:
+    """`kinds` says of each shard's samples whether they have an image."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_zip(folder / "all.zip", {"1.png": picture(20, 30)})
+        for number, shard in enumerate(kinds):
+            records = [llava("x", "1.png") if vision else {"text": "x"} for vision in shard]
+            write_jsonl(folder / f"{number}.jsonl", *records)
+        source = SourceFiles(name="s", jsonl=(f"{folder}/*.jsonl",), images=(f"{folder}/all.zip",))
+        build_index([source], f"{folder}/index", counter=ByteCounter())
+        index = Index.open(f"{folder}/index")
+        flat = [vision for shard in kinds for vision in shard]
+        for kind, wanted in KINDS:
+            expected = [row for row, vision in enumerate(flat) if vision == wanted]
+            assert index.rows_of_kind(0, kind, np.arange(len(expected))).tolist() == expected
+        (stats,) = index.sources
+        assert stats.shard_samples == tuple(len(shard) for shard in kinds)
+        assert stats.shard_text_samples == tuple(shard.count(False) for shard in kinds)
+
+
+def test_an_item_has_its_own_max_pixels(index: Index) -> None:
+    window = window_of([(0, 4, 2), (1, 0, 1), (0, 4, 2)], [0, 3], max_pixels=[300, 1600, 32])
+    spec = index.pack_spec(window, 0, rules=RULES)
+    for item, most in zip(spec.items, (300, 1600, 32), strict=True):
+        assert item.kept_images == len(item.images) == len(item.kept)
+        for image in item.images:
+            assert (image.target_height, image.target_width) == target_size(
+                image.height,
+                image.width,
+                patch=4,
+                merge=2,
+                min_pixels=min(64, most),
+                max_pixels=most,
+            )
+    sizes = [(item.images[0].target_width, item.images[0].target_height) for item in spec.items]
+    assert len(set(sizes)) == 3 and sizes[2] == (8, 8)  # no image is smaller than one token
+
+
+def test_images_that_are_cut_off_are_in_the_spec_but_not_needed(index: Index) -> None:
+    window = window_of([(1, 1, 1), (0, 4, 0)], [0, 2])
+    spec = index.pack_spec(window, 0, rules=RULES)
+    assert [len(item.images) for item in spec.items] == [2, 2]
+    assert [[image.member for image in item.kept] for item in spec.items] == [["1.jpg"], []]
+    names = [Path(shard.url).name for shard in index.shards_of(window)]
+    assert names == ["plain.jsonl", "1.jpg", "1.jsonl"]
 
 
 def test_an_open_index_outlives_the_next_build(index: Index, data: Path) -> None:
@@ -205,7 +324,7 @@ def test_a_large_index_costs_only_the_rows_asked_for(tmp_path: Path) -> None:
     assert "samples" not in index._sources[0].shards[0].__dict__
     column = index._sources[1].shards[0].samples["offset"]
     assert not column.flags.owndata and not column.flags.writeable
-    window = window_of([(0, 9_999), (1, 10_000)], [0, 2])
-    spec = index.pack_spec(window, 0, pack_length=9, rules=VisionRules())
+    window = window_of([(0, 9_999, 0), (1, 10_000, 1)], [0, 2])
+    spec = index.pack_spec(window, 0, rules=VisionRules())
     assert [item.source for item in spec.items] == ["text", "caption"]
     assert isinstance(spec.shards[0], ShardRef)

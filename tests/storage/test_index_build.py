@@ -19,6 +19,7 @@ from dataservice.errors import ConfigError, StaleIndexError, StorageError
 from dataservice.storage.backends import LocalBackend, ObjectStat
 from dataservice.storage.index import Index
 from dataservice.storage.index_build import IndexProgress, IndexReport, build_index
+from dataservice.storage.manifest import INDEX_VERSION
 from dataservice.storage.objects import Store
 from dataservice.storage.sources import SourceFiles
 
@@ -234,6 +235,24 @@ def test_another_tokenizer_reads_text_again_and_no_archive(world: World) -> None
     world.build()
     assert world.backend.reads.keys() == {"a.jsonl"}
     assert Index.open(world.index_dir).fingerprint == "another"
+
+
+def test_an_index_of_an_older_version_is_refused_and_built_anew(world: World) -> None:
+    write_jsonl(world.data / "a.jsonl", {"text": "a"})
+    world.build()
+    new = set(os.listdir(world.index_dir))
+    path = Path(world.index_dir, "manifest.json")
+    manifest = json.loads(path.read_text())
+    older = [shard for source in manifest["sources"] for shard in source["shards"]]
+    for shard in older:
+        del shard["num_text_samples"]
+    path.write_text(json.dumps({**manifest, "version": INDEX_VERSION - 1}))
+    Path(world.index_dir, "shard-0123.samples.arrow").write_bytes(b"of the older version")
+    with pytest.raises(StaleIndexError, match=r"is of version 1, .* run `dataservice index` again"):
+        Index.open(world.index_dir)
+    world.build()
+    assert rows_of(Index.open(world.index_dir)) == [(1, [])]
+    assert set(os.listdir(world.index_dir)) == new
 
 
 def test_a_touched_or_new_image_of_a_folder_is_seen(world: World) -> None:

@@ -1,0 +1,36 @@
+"""What the index asks of whatever counts tokens; pipeline.text has the real one.
+
+Invariants: counts follow from the record and the fingerprint alone; they do not depend on the
+sizes of images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dataservice.storage.records import Record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """Tokens of a record."""
+
+    text_tokens: int
+    """All but image tokens."""
+    loss_tokens: int
+    image_positions: tuple[int, ...]
+    """By image: the text tokens before it. Markup of earlier images is text, its own comes after:
+    with the image tokens of earlier images added, this is where the image begins."""
+    image_markup: int
+    """Text tokens that belong to each image, such as its start and end."""
+
+
+class RecordCounter(Protocol):
+    """`fingerprint` changes when its counts may."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def count(self, record: Record) -> Counted:
+        """Raises RecordError for a record that cannot be used."""
