@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import itertools
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataservice.core.balance import Assignment, arrival, assign, lockstep_of
+from dataservice.core.balance import Assignment, arrival, assign, evaluate, lockstep_of
 
 Ints = NDArray[np.int64]
 
@@ -29,6 +29,11 @@ def _cells(found: Assignment, cost: Ints, ranks: int, steps: int) -> Ints:
     cells = np.zeros((steps, ranks), dtype=np.int64)
     np.add.at(cells, (found.micro_step, found.dp_rank), cost)
     return cells
+
+
+def _short(found: Assignment, images: Ints, ranks: int, steps: int, least: int = 1) -> int:
+    """Cells with fewer images than that."""
+    return int((_cells(found, images, ranks, steps) < least).sum())
 
 
 def _check(found: Assignment, cost: Ints, home: Ints, **grid: int) -> None:
@@ -85,36 +90,12 @@ def test_always_a_permutation_with_honest_figures(
     _check(found, cost, home, **shape)
     if domain == ranks and k == 1:
         assert found.lockstep == found.lockstep_bound
-    again = assign(cost, home, tolerance=tolerance, **shape)
-    assert np.array_equal(found.micro_step, again.micro_step)
-    assert np.array_equal(found.dp_rank, again.dp_rank)
-
-
-def _placements(ranks: int, steps: int) -> Any:
-    """Every way to give M packs to cells, as cell number by pack."""
-    return itertools.permutations(range(ranks * steps))
-
-
-@pytest.mark.parametrize(("ranks", "steps"), [(2, 2), (2, 3), (3, 2)])
-@pytest.mark.parametrize("seed", range(4))
-def test_against_brute_force(ranks: int, steps: int, seed: int) -> None:
-    cost, home = _step(ranks, steps, ranks, seed, text=0.2)
-    cells = np.array(list(_placements(ranks, steps)))
-    placed = np.zeros((len(cells), ranks * steps), dtype=np.int64)
-    np.put_along_axis(placed, cells, np.broadcast_to(cost, cells.shape), axis=1)
-    placed = placed.reshape(-1, steps, ranks)
-    lockstep = placed.max(axis=2).sum(axis=1)
-    end = placed.sum(axis=1).max(axis=1)
-    moved = (cells % ranks != home).sum(axis=1)
-
-    rows = assign(cost, home, dp_size=ranks, micro_steps=steps, tolerance=0)
-    assert rows.lockstep == lockstep.min() == rows.lockstep_bound
-    best = lockstep == lockstep.min()
-    assert rows.end_bound <= rows.end
-    assert rows.moved <= moved[best & (end <= rows.end)].min() + 2
-
-    free = assign(cost, home, dp_size=ranks, micro_steps=steps, sync_domain=1, tolerance=0)
-    assert free.sync_bound <= end.min() <= free.sync <= 1.25 * end.min()
+    again = assign(cost.astype(np.int32), home.astype(np.int16), tolerance=tolerance, **shape)
+    assert found.micro_step.tobytes() == again.micro_step.tobytes()
+    assert found.dp_rank.tobytes() == again.dp_rank.tobytes()
+    seen = evaluate(cost, home, found.micro_step, found.dp_rank, **shape)
+    for name in (f.name for f in dataclasses.fields(seen)):
+        assert np.array_equal(getattr(seen, name), getattr(found, name)), name
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -125,8 +106,37 @@ def test_movement_reaches_its_bound_when_totals_do_not_matter(seed: int) -> None
     assert found.lockstep == found.lockstep_bound
 
 
-def test_quality_at_a_common_size() -> None:
-    cost, home = _step(64, 16, 8, 1)
+def _packs(mix: str, ranks: int, steps: int, nodes: int) -> tuple[Ints, Ints]:
+    """Costs of 8K packs: image tokens of a mix of images (CV .34, at most 1.7 of the mean), of web
+    text with few heavy documents (CV 1.4, at most 7), or the time of such images (CV .75)."""
+    rng = np.random.Generator(np.random.Philox(key=3))
+    count = ranks * steps
+    normal = rng.normal(0, 1, count)
+    home = rng.permutation(np.arange(count) % nodes)
+    spread = np.exp(rng.normal(0, 0.1, nodes))[home]
+    cost = {
+        "images": np.clip(4700 * spread * (1 + 0.33 * normal), 0, 8000),
+        "text": np.minimum(1300 * spread * np.exp(0.8 * normal), 7900) * (rng.random(count) < 0.6),
+        "quadratic": np.minimum(2e7 * spread * np.exp(0.65 * normal), 1e8),
+    }[mix]
+    return cost.astype(np.int64), home
+
+
+@pytest.mark.parametrize("mix", ["images", "text", "quadratic"])
+@pytest.mark.parametrize("domain", [1, 8, 64, 256, 512, 1024])
+def test_quality_at_a_thousand_ranks(mix: str, domain: int) -> None:
+    cost, home = _packs(mix, 1024, 16, 128)
+    found = assign(cost, home, dp_size=1024, micro_steps=16, ranks_per_node=8, sync_domain=domain)
+    assert found.sync <= 1.02 * found.sync_bound
+    if domain == 1024:
+        assert found.lockstep == found.lockstep_bound
+        assert found.end <= 1.02 * found.end_bound
+        assert found.moved <= found.moved_bound + 0.03 * len(cost)
+
+
+@pytest.mark.parametrize("mix", ["images", "text", "quadratic"])
+def test_quality_at_few_ranks(mix: str) -> None:
+    cost, home = _packs(mix, 64, 16, 8)
     found = assign(cost, home, dp_size=64, micro_steps=16, ranks_per_node=8)
     assert found.lockstep == found.lockstep_bound
     assert found.end <= 1.02 * found.end_bound
@@ -142,7 +152,7 @@ def test_blocks_beat_rows_at_their_own_domain(domain: int, text: float) -> None:
     rows = assign(cost, home, tolerance=0.0, **shape)
     by_domain = _cells(rows, cost, 64, 16).reshape(16, 64 // domain, domain).max(axis=2)
     assert found.sync <= by_domain.sum(axis=0).max()
-    assert found.sync <= 1.06 * found.sync_bound
+    assert found.sync <= 1.02 * found.sync_bound
 
 
 def test_domains_stay_within_the_tolerance() -> None:
@@ -230,20 +240,121 @@ def test_homes_outside_the_nodes_are_nowhere() -> None:
 def test_cells_of_several_packs_are_even() -> None:
     cost, home = _step(16, 4, 2, 9, k=4)
     found = assign(cost, home, dp_size=16, micro_steps=4, ranks_per_node=8, packs_per_cell=4)
-    assert found.lockstep <= 1.08 * found.lockstep_bound
+    assert found.lockstep <= 1.02 * found.lockstep_bound
     dealt = arrival(len(cost), dp_size=16, packs_per_cell=4)
     assert found.lockstep < lockstep_of(cost, *dealt, dp_size=16, micro_steps=4)
 
 
-def test_float_costs() -> None:
+@pytest.mark.parametrize("domain", [16, 4, 1])
+def test_heavy_packs_share_cells_with_light_ones(domain: int) -> None:
+    cost, home = _packs("text", 32, 16, 2)
+    found = assign(
+        cost,
+        home,
+        dp_size=16,
+        micro_steps=16,
+        ranks_per_node=8,
+        sync_domain=domain,
+        packs_per_cell=2,
+    )
+    assert found.sync <= 1.06 * found.sync_bound
+
+
+def test_padding_is_never_moved() -> None:
+    cost, home = _step(8, 4, 2, 12)
+    cost[27:], home[27:] = 0, -1
+    found = assign(cost, home, dp_size=8, micro_steps=4, ranks_per_node=4, tolerance=0.1)
+    _check(found, cost, home, dp_size=8, micro_steps=4, ranks_per_node=4)
+    assert (found.micro_step[27:] == 0).all()
+    nowhere = assign(cost * 0, home * 0 - 1, dp_size=8, micro_steps=4, ranks_per_node=4)
+    assert nowhere.moved == nowhere.moved_bound == 0
+
+
+def test_bytes_moved() -> None:
+    cost = np.full(16, 3)
+    home = np.zeros(16, dtype=np.int64)
+    size = np.arange(16) + 100
+    found = assign(cost, home, dp_size=4, micro_steps=4, ranks_per_node=2, size_bytes=size)
+    away = found.dp_rank >= 2
+    assert found.moved_bytes == size[away].sum()
+    rows = np.sort(size[np.argsort(found.micro_step, kind="stable")].reshape(4, 4), axis=1)
+    assert found.moved_bytes_bound == rows[:, :2].sum() <= found.moved_bytes
+    apart = assign(
+        cost, home, dp_size=4, micro_steps=4, ranks_per_node=2, size_bytes=size, sync_domain=2
+    )
+    assert apart.moved_bytes_bound == size[:8].sum()
+    assert assign(cost, home, dp_size=4, micro_steps=4).moved_bytes is None
+
+
+@pytest.mark.parametrize("domain", [8, 2, 1])
+@pytest.mark.parametrize("least", [1, 3])
+def test_cells_get_images_where_there_are_enough(domain: int, least: int) -> None:
+    rng = np.random.Generator(np.random.Philox(13))
+    images = np.where(rng.random(96) < 0.45, rng.integers(3, 9, 96), 0)
+    cost = images * rng.integers(500, 1500, 96)
+    home = rng.integers(0, 2, 96)
+    shape = {"dp_size": 8, "micro_steps": 4, "packs_per_cell": 3, "sync_domain": domain}
+    plain = assign(cost, home, ranks_per_node=4, num_images=images, **shape)
+    dealt = assign(
+        cost, home, ranks_per_node=4, num_images=images, min_images_per_rank=least, **shape
+    )
+    assert _short(dealt, images, 8, 4, least) == 0
+    assert _short(plain, images, 8, 4) > 0 or domain == 1
+    assert dealt.sync <= 1.1 * plain.sync
+
+
+def test_too_few_images() -> None:
+    images = np.array([2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5] + [0] * 4)
+    shape = {"dp_size": 4, "micro_steps": 2, "packs_per_cell": 2}
+    found = assign(images * 10, images * 0, num_images=images, min_images_per_rank=1, **shape)
+    assert _short(found, images, 4, 2) == 5  # three packs have images
+    one_each: dict[str, Any] = {"dp_size": 4, "micro_steps": 4, "num_images": images}
+    for least in (0, 1):
+        found = assign(images * 10, images * 0, min_images_per_rank=least, **one_each)
+        assert _short(found, images, 4, 4) == 13
+
+
+def test_arrival_order_is_evaluated() -> None:
+    cost, home = _step(8, 4, 2, 14, text=0.3)
+    shape = {"dp_size": 8, "micro_steps": 4, "ranks_per_node": 4}
+    dealt = arrival(32, dp_size=8)
+    seen = evaluate(cost, home, *dealt, size_bytes=cost, **shape)
+    _check(seen, cost, home, **shape)
+    assert seen.lockstep == lockstep_of(cost, *dealt, dp_size=8, micro_steps=4)
+    found = assign(cost, home, **shape)
+    assert seen.lockstep_bound == found.lockstep_bound < seen.lockstep
+    away = home != dealt[1] // 4
+    assert seen.moved_bytes == cost[away].sum()
+
+
+@pytest.mark.parametrize(
+    ("micro_step", "dp_rank", "match"),
+    [
+        ([0, 0, 0, 1], [0, 1, 1, 1], "2 cells do not hold packs_per_cell = 1 packs"),
+        ([0, 0, 1, 2], [0, 1, 0, 1], r"micro_step must be within 0\.\.1"),
+        ([0, 0, 1, 1], [0, 1, 0, -1], r"dp_rank must be within 0\.\.1"),
+        ([0, 0, 1], [0, 1, 0, 1], "micro_step must hold 4 integers"),
+    ],
+)
+def test_a_placement_that_is_none(micro_step: list[int], dp_rank: list[int], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        evaluate([1, 2, 3, 4], [0] * 4, micro_step, dp_rank, dp_size=2, micro_steps=2)
+
+
+def test_huge_costs_and_tolerances_do_not_overflow() -> None:
+    cost, home = _step(8, 4, 2, 15)
+    shape = {"dp_size": 8, "micro_steps": 4, "ranks_per_node": 4}
+    for domain in (8, 4):
+        found = assign(cost << 30, home, tolerance=1e6, sync_domain=domain, **shape)
+        small = assign(cost, home, tolerance=1e6, sync_domain=domain, **shape)
+        assert np.array_equal(found.dp_rank, small.dp_rank)
+
+
+def test_whole_numbers_in_floats_are_as_integers() -> None:
     cost, home = _step(8, 4, 2, 10)
     whole = assign(cost, home, dp_size=8, micro_steps=4, ranks_per_node=4)
     as_floats = assign(cost.astype(float), home, dp_size=8, micro_steps=4, ranks_per_node=4)
     assert np.array_equal(whole.dp_rank, as_floats.dp_rank)
-    for scale in (1e-9, 0.1, 1e200):
-        found = assign(cost * scale, home, dp_size=8, micro_steps=4, ranks_per_node=4)
-        assert np.array_equal(whole.micro_step, found.micro_step)
-        assert found.lockstep == pytest.approx(found.lockstep_bound, rel=1e-12)
 
 
 def test_arrival_order() -> None:
@@ -260,6 +371,14 @@ def test_arrival_order() -> None:
         ({"home": [0.5] * 8}, "node numbers"),
         ({"cost": [1, np.nan, 1, 1, 1, 1, np.inf, -2]}, r"packs 1 \(nan\), 6 \(inf\), 7 \(-2.0\)"),
         ({"cost": ["a"] * 8}, "must hold numbers"),
+        ({"cost": [1, 0.5] * 4}, r"cost must hold whole numbers .* packs 1 \(0.5\), 3 \(0.5\)"),
+        ({"cost": [2**59] * 8}, r"cost adds up to 4.6\d+e\+18, .* below 2\*\*61; use a coarser"),
+        ({"cost": [1, -3] * 4}, r"packs 1 \(-3\), 3 \(-3\), 5 \(-3\), 7 \(-3\)"),
+        ({"num_images": [1] * 7}, "num_images has shape"),
+        ({"num_images": [1] * 7 + [-1]}, r"num_images must not be negative; wrong in packs 7"),
+        ({"size_bytes": [0.5] * 8}, "size_bytes has dtype float64"),
+        ({"min_images_per_rank": 1}, "min_images_per_rank is 1; .* needs num_images"),
+        ({"min_images_per_rank": -1}, "min_images_per_rank is -1"),
         ({"sync_domain": 3}, "sync_domain is 3, which does not divide dp_size 4"),
         ({"ranks_per_node": 3}, "ranks_per_node is 3, which does not divide dp_size 4"),
         ({"sync_domain": 0}, "sync_domain is 0"),
