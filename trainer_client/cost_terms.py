@@ -1,0 +1,35 @@
+"""What a micro-batch's compute time is made of, for a log that `dataservice fit-cost` reads.
+
+Invariants: the terms are those by which the planner costs the same packs; padding counts nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def cost_terms(batch: Mapping[str, Any]) -> dict[str, int]:
+    """`patches`, `patches_squared` (over images) and `length_squared` (over documents).
+
+    Reads image_grid_thw (before the merge), cu_seqlens and doc_ids of a micro-batch. With a time
+    they make one row of a log:
+
+        end.synchronize()
+        row = cost_terms(batch) | {"ms": start.elapsed_time(end)}
+        log.write(json.dumps(row) + "\\n")
+
+    Time what this rank computes, forward and backward, and not how long it waits: from two CUDA
+    events around them, before the collective that ends the micro-step (with DDP, inside
+    `no_sync`). Where layers gather weights from other ranks, time one rank or node by itself.
+    Leave the first steps out, which compile and allocate. A thousand rows of the real mix are
+    plenty. On a CUDA batch this waits for the device, so call it after the end event.
+    """
+    patches = batch["image_grid_thw"].prod(dim=1)
+    bounds = batch["cu_seqlens"].long()
+    lengths = bounds.diff()[batch["doc_ids"][bounds[:-1]] >= 0]
+    return {
+        "patches": int(patches.sum()),
+        "patches_squared": int((patches * patches).sum()),
+        "length_squared": int((lengths * lengths).sum()),
+    }
