@@ -13,7 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.core.cursor import Cursor
-from dataservice.core.settings import Grid
+from dataservice.core.packspec import padding_id
+from dataservice.core.settings import Grid, Kind
+
+REASONS = (
+    "split",
+    "shrunk",
+    "truncated",
+    "images_cut",
+    "over_cap",
+    "dropped_long",
+    "dropped_empty",
+    "cut",
+)
+"""What happened to samples, counted by source: text-only and longer than a pack, in pieces; images
+shrunk until it fits; text cut at the end; the same, and images with it; above a cap, in a pack of
+its own; left out as longer than a pack; left out as without a token; given up by a phase, at a cut
+or as a rest too short for a step. A sample counts under one of the first four at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +40,8 @@ class SourceStats:
     shard_names: tuple[str, ...]
     shard_samples: tuple[int, ...]
     """Good samples of each shard, in the order of `shard_names`."""
+    shard_text_samples: tuple[int, ...]
+    """Those of them without images."""
     fingerprint: str
     """Changes with any shard's size, content or token counts."""
 
@@ -38,6 +56,30 @@ class SampleColumns:
     image_offsets: NDArray[np.int64]
     width: NDArray[np.int64]
     height: NDArray[np.int64]
+    text_before: NDArray[np.int64] | None = None
+    """By image: the text tokens before its markup. Markup of earlier images counts, so with their
+    image tokens added this is where the image begins. None where all images stand before the
+    text."""
+    markup: NDArray[np.int64] | None = None
+    """By image: the text tokens that belong to it, such as its start and end; None = none."""
+
+    def take(self, where: NDArray[np.int64]) -> SampleColumns:
+        """Some of the rows, in the order of `where`."""
+        counts = np.diff(self.image_offsets)[where]
+        offsets = np.zeros(len(where) + 1, dtype=np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        images = np.arange(offsets[-1]) + np.repeat(
+            self.image_offsets[:-1][where] - offsets[:-1], counts
+        )
+        return SampleColumns(
+            text_tokens=self.text_tokens[where],
+            loss_tokens=self.loss_tokens[where],
+            image_offsets=offsets,
+            width=self.width[images],
+            height=self.height[images],
+            text_before=None if self.text_before is None else self.text_before[images],
+            markup=None if self.markup is None else self.markup[images],
+        )
 
 
 class IndexView(Protocol):
@@ -50,8 +92,15 @@ class IndexView(Protocol):
     @property
     def sources(self) -> tuple[SourceStats, ...]: ...
 
-    def columns(self, source: int, rows: NDArray[np.int64]) -> SampleColumns:
-        """`rows` are sample numbers of the source: shards concatenated in `shard_names` order."""
+    def columns(self, source: int | NDArray[np.int64], rows: NDArray[np.int64]) -> SampleColumns:
+        """`rows` are sample numbers of the source: shards concatenated in `shard_names` order.
+        `source` is the one of all rows, or has one value a row."""
+
+    def rows_of_kind(
+        self, source: int | NDArray[np.int64], kind: Kind, numbers: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Sample numbers of the n-th samples of a kind, counted over the same shards; `source` as
+        above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +109,19 @@ class WindowPlan:
 
     lane: int
     window: int
+    pack_length: int
     item_offsets: NDArray[np.int64]
+    # one value an item
     source: NDArray[np.int64]
     row: NDArray[np.int64]
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     total_tokens: NDArray[np.int64]
+    """Of the whole sample, at its planned image sizes."""
+    kept_images: NDArray[np.int64]
+    """The first of the sample's images that stand before `stop`."""
+    max_pixels: NDArray[np.int64]
+    """Of each of the item's images: the phase's, or less where it was shrunk."""
     # one value a pack
     tokens: NDArray[np.int64]
     image_tokens: NDArray[np.int64]
@@ -73,11 +129,8 @@ class WindowPlan:
     num_patches: NDArray[np.int64]
     loss_tokens: NDArray[np.int64]
     cost: NDArray[np.int64]
-    # counts by source number, of samples that are in no pack
-    dropped_oversize: NDArray[np.int64]
-    """With images and longer than a pack."""
-    dropped_empty: NDArray[np.int64]
-    """Without a token."""
+    counts: NDArray[np.int64]
+    """[reason of REASONS, source number] samples."""
 
     @property
     def num_packs(self) -> int:
@@ -93,6 +146,10 @@ class StepPlan:
     cursor: Cursor
     next_cursor: Cursor
     """Valid also at the end, where `Plan.step` answers None for it."""
+    phase: int
+    pack_length: int
+    pack_number: NDArray[np.int64]
+    """Global pack number, -1 for padding packs."""
     lane: NDArray[np.int64]
     """-1 for padding packs."""
     window: NDArray[np.int64]
@@ -112,8 +169,24 @@ class StepPlan:
     lockstep_bound: int
     lockstep_arrival: int
     """The same had the packs been dealt in arrival order."""
+    sync_cost: int
+    """Largest sum, over sync domains, of their micro-steps' costliest cells."""
+    sync_bound: int
+    end_cost: int
+    """Largest total of a rank."""
+    end_bound: int
     moved: int
     """Packs on a rank that is not on their home node (homes of -1 not counted)."""
+    moved_bound: int
+    moved_bytes: int
+    moved_bytes_bound: int
+    given_up: NDArray[np.int64]
+    """By source number: samples that a phase gave up just before this step, at a cut or, with
+    remainder: drop, as a rest too short for a step."""
+
+    @property
+    def num_packs(self) -> int:
+        return len(self.lane)
 
     @property
     def total_loss_tokens(self) -> int:
@@ -121,5 +194,5 @@ class StepPlan:
 
     def pack_id(self, i: int) -> str:
         if self.lane[i] < 0:
-            return "pad"
+            return padding_id(self.pack_length)
         return f"{self.lane[i]}.{self.window[i]}.{self.number[i]}"

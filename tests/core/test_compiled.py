@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from dataservice.core.balance import assign
-from dataservice.core.packing import pack
+from dataservice.core.packing import PackRules, pack
+from dataservice.core.settings import Packer
 
 
 def fingerprint() -> str:
@@ -20,31 +23,41 @@ def fingerprint() -> str:
     seen = hashlib.sha256()
     length = rng.integers(1, 400, 300)
     images = np.where(rng.random(300) < 0.4, np.minimum(length, rng.integers(0, 200, 300)), 0)
-    for packer in ("next_fit", "best_fit", "lbf"):
+    for packer in get_args(Packer):
         for cap in (None, 250):
+            rules = PackRules(
+                packer=packer,
+                pack_length=512,
+                image_token_cap=cap,
+                image_cap=cap and 3,
+                reference_ranks=8,
+                reference_micro_steps=4,
+            )
             packing = pack(
-                length, images, images, pack_length=512, packer=packer, image_token_cap=cap
+                length, images, images * 4, np.minimum(images, 1), images * images, rules
             )
             seen.update(packing.order.tobytes() + packing.offsets.tobytes())
-    for domain in (8, 4, 1):
-        for k in (1, 2):
-            count = 8 * 6 * k
-            cost = rng.integers(0, 50, count) * 1000
-            placed = assign(
-                cost,
-                rng.integers(-1, 4, count),
-                dp_size=8,
-                micro_steps=6,
-                ranks_per_node=2,
-                sync_domain=domain,
-                packs_per_cell=k,
-                tolerance=0.05,
-            )
-            seen.update(placed.micro_step.tobytes() + placed.dp_rank.tobytes())
+    for domain, k, least, tolerance in itertools.product((8, 4, 1), (1, 2), (0, 1), (0.0, 0.05)):
+        count = 8 * 6 * k
+        placed = assign(
+            rng.integers(0, 50, count) * 1000,
+            rng.integers(-1, 4, count),
+            dp_size=8,
+            micro_steps=6,
+            ranks_per_node=2,
+            sync_domain=domain,
+            packs_per_cell=k,
+            tolerance=tolerance,
+            num_images=rng.integers(0, 3, count),
+            min_images_per_rank=least,
+        )
+        seen.update(placed.micro_step.tobytes() + placed.dp_rank.tobytes())
     return seen.hexdigest()
 
 
-WITHOUT_JIT = "import dataservice.core.swaps as s; assert not hasattr(s.swap_in_rows, 'py_func')"
+WITHOUT_JIT = (
+    "import dataservice.core.balance.swaps as s; assert not hasattr(s.swap_in_rows, 'py_func')"
+)
 WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None"
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataservice.core.mixing import build_mixture
+from dataservice.core.order.mixing import Mixture, build_mixture
+from dataservice.core.plan.windows import plan_window
 from dataservice.core.settings import PlanSettings, SourceShare
-from dataservice.core.windows import plan_window
 from dataservice.errors import ConfigError
 from tests.core.synthetic import SyntheticIndex, SyntheticSource
 
@@ -30,6 +30,11 @@ def _index(*counts: int, **changes: Any) -> SyntheticIndex:
             for i, count in enumerate(counts)
         ]
     )
+
+
+def _span(mixture: Mixture, source: int, lane: int, window: int) -> tuple[int, int]:
+    """`source` counts among the mixture's."""
+    return mixture.in_lane(mixture.phase_of(window), lane).spans(window)[source]
 
 
 def _settings(sources: dict[str, str], **changes: Any) -> PlanSettings:
@@ -54,6 +59,25 @@ def test_the_mean_reads_a_bounded_number_of_rows() -> None:
     index = SyntheticIndex([SyntheticSource(name="text", num_samples=9_000_000)])
     build_mixture(_settings({"text": "1"}), index)
     assert index.rows_read == 65_536
+
+
+@pytest.mark.parametrize(("weight_by", "most"), [("samples", 512), ("tokens", 5242)])
+def test_the_means_of_many_sources_read_a_bounded_number_of_rows(weight_by: str, most: int) -> None:
+    index = _index(*[20_000] * 200)
+    weights = {f"s{i}": "1" for i in range(200)}
+    build_mixture(_settings(weights, epochs=None, weight_by=weight_by), index)
+    assert index.rows_read == 200 * most
+
+
+def test_nothing_is_read_where_nothing_depends_on_lengths() -> None:
+    index = _index(20_000, 300)
+    mixture = build_mixture(_settings({"s0": "1"}, epochs=None), index)
+    index.rows_read = 0
+    size = {"lanes": mixture.num_lanes, "window": mixture.window_samples}
+    again = build_mixture(_settings({"s0": "1"}, epochs=None, **size), index)
+    assert again.phases[0].sources[0].share == 1
+    assert again.warnings == ()
+    assert index.rows_read == 20_000  # for the warnings alone
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 17, 100, 1000, 20_000, 300_000])
@@ -96,7 +120,9 @@ def test_endless_spans_follow_the_formula() -> None:
     settings = _settings({"s0": "0.3", "s1": "1/3"}, epochs=None, lanes=4, window=100)
     mixture = build_mixture(settings, _index(1001, 13))
     total = Fraction("0.3") + Fraction("1/3")
-    for source, weight in zip(mixture.sources, ("0.3", "1/3"), strict=True):
+    for number, (source, weight) in enumerate(
+        zip(mixture.phases[0].sources, ("0.3", "1/3"), strict=True)
+    ):
         share = Fraction(weight) / total
         assert source.share == share
         for lane in range(4):
@@ -104,7 +130,7 @@ def test_endless_spans_follow_the_formula() -> None:
             size -= lane * source.order.num_samples // 4
             rate = 4 * 100 * share * size / source.order.num_samples
             for window in (0, 1, 7, 12345):
-                assert mixture.span(source, lane, window) == (
+                assert _span(mixture, number, lane, window) == (
                     window * rate // 1,
                     (window + 1) * rate // 1,
                 )
@@ -118,7 +144,7 @@ def test_shares_by_tokens() -> None:
         ]
     )
     settings = _settings({"short": "1", "long": "3"}, epochs=None, weight_by="tokens")
-    short, long = build_mixture(settings, index).sources
+    long, short = build_mixture(settings, index).phases[0].sources
     assert long.share / short.share == Fraction(3, 4)
     assert long.share + short.share == 1
 
@@ -134,9 +160,9 @@ def test_finite_spans_tile_the_run(repeat: str, lanes: int) -> None:
     exact = Fraction(repeat)
     read = np.zeros(3)
     for lane in range(lanes):
-        source = mixture.sources[0]
+        source = mixture.phases[0].sources[0]
         size = source.order.lane_size(lane)
-        spans = [mixture.span(source, lane, w) for w in range(3 * per_epoch)]
+        spans = [_span(mixture, 0, lane, w) for w in range(3 * per_epoch)]
         assert spans[0][0] == 0
         assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
         assert all(first <= stop for first, stop in spans)
@@ -150,8 +176,7 @@ def test_a_source_smaller_than_the_lanes_keeps_its_share() -> None:
     settings = _settings({"s0": "1", "s1": "1/2"}, epochs=2, lanes=8, window=50)
     mixture = build_mixture(settings, _index(4000, 6))
     assert mixture.num_windows is not None
-    small = mixture.sources[1]
-    read = sum(mixture.span(small, lane, mixture.num_windows - 1)[1] for lane in range(8))
+    read = sum(_span(mixture, 1, lane, mixture.num_windows - 1)[1] for lane in range(8))
     assert read == 6
 
 

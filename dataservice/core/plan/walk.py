@@ -1,19 +1,18 @@
-"""Walking the packs of a plan in global order, from any cursor.
+"""Walking the packs of one stream in global order, from any place.
 
 Invariants: packs come by (index in lane, lane), lanes that have ended skipped; only a lane that
-gives a pack moves, so the cursor after g packs is the same however the walk was cut; windows are
+gives a pack moves, so the place after g packs is the same however the walk was cut; windows are
 asked for only when a pack of theirs is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataservice.core.cursor import Cursor
 from dataservice.core.tables import WindowPlan
 
 Ints = NDArray[np.int64]
@@ -38,33 +37,37 @@ class TakenPacks:
 
     def padded(self, count: int) -> TakenPacks:
         """With `count` padding packs at the end: lane, window and number -1, everything else 0."""
-        padding = {
-            field.name: np.full(
-                count, -1 if field.name in ("lane", "window", "number") else 0, dtype=np.int64
-            )
-            for field in fields(self)
-        }
-        return TakenPacks(
-            **{name: np.append(getattr(self, name), pad) for name, pad in padding.items()}
+        padding = TakenPacks(
+            **{
+                field.name: np.full(
+                    count, -1 if field.name in ("lane", "window", "number") else 0, dtype=np.int64
+                )
+                for field in fields(self)
+            }
         )
+        return joined([self, padding])
+
+
+def joined(parts: Sequence[TakenPacks]) -> TakenPacks:
+    """One after the other."""
+    return TakenPacks(
+        **{
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(TakenPacks)
+        }
+    )
 
 
 class Walk:
-    def __init__(self, cursor: Cursor, next_pack: NextPack) -> None:
-        self._start = cursor
-        self._next_pack = next_pack
-        self._places = list(cursor.lanes)
-        self._next_lane = cursor.next_lane
-        self._taken = 0
+    """`places` and `next_lane` are where it stands, `taken` how many packs it gave so far."""
 
-    def cursor(self, *, steps: int) -> Cursor:
-        """Where the walk stands; `steps` is added to the step of the cursor it began at."""
-        return Cursor(
-            step=self._start.step + steps,
-            next_pack=self._start.next_pack + self._taken,
-            lanes=tuple(self._places),
-            next_lane=self._next_lane,
-        )
+    def __init__(
+        self, places: Sequence[tuple[int, int]], next_lane: int, next_pack: NextPack
+    ) -> None:
+        self.places = list(places)
+        self.next_lane = next_lane
+        self.taken = 0
+        self._next_pack = next_pack
 
     def take(self, count: int) -> TakenPacks:
         """The next `count` packs, or what is left."""
@@ -89,20 +92,20 @@ class Walk:
             slots.append(np.tile(np.array(here, dtype=np.int64), rounds))
             numbers.append((np.arange(rounds, dtype=np.int64)[:, None] + offsets).ravel())
             left -= rounds * len(turn)
-            self._next_lane = (turn[-1][0].lane + 1) % len(self._places)
-        self._taken += count - left
+            self.next_lane = (turn[-1][0].lane + 1) % len(self.places)
+        self.taken += count - left
         none = np.zeros(0, dtype=np.int64)
         return _gather(windows, np.concatenate([none, *slots]), np.concatenate([none, *numbers]))
 
     def _turn(self, most: int) -> list[tuple[WindowPlan, int]]:
         """The next pack of up to `most` lanes, in order; fewer only if the others have ended."""
         turn: list[tuple[WindowPlan, int]] = []
-        lanes = len(self._places)
+        lanes = len(self.places)
         for i in range(lanes):
             if len(turn) == most:
                 break
-            lane = (self._next_lane + i) % lanes
-            found = self._next_pack(lane, *self._places[lane])
+            lane = (self.next_lane + i) % lanes
+            found = self._next_pack(lane, *self.places[lane])
             if found is not None:
                 turn.append(found)
         return turn
@@ -110,7 +113,7 @@ class Walk:
     def _move(self, planned: WindowPlan, offset: int) -> None:
         used_up = offset == planned.num_packs
         place = (planned.window + 1, 0) if used_up else (planned.window, offset)
-        self._places[planned.lane] = place
+        self.places[planned.lane] = place
 
 
 def _gather(windows: list[WindowPlan], slots: Ints, numbers: Ints) -> TakenPacks:

@@ -1,0 +1,121 @@
+"""What becomes of samples with images that are longer than a pack: shrunk, truncated or left out.
+
+Invariants: a sample that is kept fits the pack; an image is whole or gone, its markup with it;
+shrinking changes no token but image tokens, and never goes below the vision rules' min_pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.core.cost import sum_groups
+from dataservice.core.settings import Oversize
+from dataservice.core.tables import SampleColumns
+from dataservice.core.vision import VisionRules, num_patches, target_sizes
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """int64 [N] each, one value a sample; `stop` 0 means that it is left out."""
+
+    stop: Ints
+    """Tokens that are kept, from the first one."""
+    total_tokens: Ints
+    """Of the whole sample at its planned image sizes."""
+    max_pixels: Ints
+    kept_images: Ints
+    image_tokens: Ints
+    """Of the kept images, as is what follows."""
+    num_patches: Ints
+    patches_squared: Ints
+
+
+def fit_samples(
+    columns: SampleColumns, *, rules: VisionRules, pack_length: int, policy: Oversize
+) -> Fitted:
+    """Makes samples that are longer than a pack fit one, or leaves them out."""
+    images = _Images(columns, rules)
+    count = len(columns.text_tokens)
+    max_pixels = np.full(count, rules.max_pixels, dtype=np.int64)
+    kept = np.diff(columns.image_offsets)
+    if policy == "shrink":
+        max_pixels = images.largest_fitting(pack_length)
+        stop = images.lengths(np.maximum(max_pixels, 1)) * (max_pixels > 0)
+    elif policy == "truncate":
+        stop, kept = images.cut(pack_length)
+    else:
+        stop = np.zeros(count, dtype=np.int64)
+    return images.measured(stop, max_pixels, kept * (stop > 0))
+
+
+class _Images:
+    def __init__(self, columns: SampleColumns, rules: VisionRules) -> None:
+        self._columns = columns
+        self._rules = rules
+        self._offsets = columns.image_offsets
+        self._sample = np.repeat(np.arange(len(columns.text_tokens)), np.diff(self._offsets))
+
+    def _patches(self, max_pixels: Ints) -> Ints:
+        rules, columns = self._rules, self._columns
+        high, wide = target_sizes(columns.height, columns.width, rules, max_pixels[self._sample])
+        return num_patches(high, wide, rules)
+
+    def _tokens(self, max_pixels: Ints) -> Ints:
+        return self._patches(max_pixels) // self._rules.merge**2
+
+    def lengths(self, max_pixels: Ints) -> Ints:
+        """Of whole samples."""
+        return self._columns.text_tokens + sum_groups(self._tokens(max_pixels), self._offsets)
+
+    def largest_fitting(self, pack_length: int) -> Ints:
+        """By sample: a max_pixels with which it fits a pack and with a 1/256 larger one does not,
+        found by bisection; 0 where it does not fit with min_pixels."""
+        rules = self._rules
+        count = len(self._columns.text_tokens)
+        least = min(max(rules.min_pixels, (rules.patch * rules.merge) ** 2), rules.max_pixels)
+        low = np.full(count, least)
+        high = np.full(count, rules.max_pixels)
+        fits = self.lengths(low) <= pack_length
+        while (open_ := high - low > np.maximum(low >> 8, 1)).any():
+            middle = (low + high) // 2
+            good = self.lengths(middle) <= pack_length
+            low = np.where(open_ & good, middle, low)
+            high = np.where(open_ & ~good, middle, high)
+        return low * fits
+
+    def cut(self, pack_length: int) -> tuple[Ints, Ints]:
+        """(tokens kept, images kept): all that fits, or up to the image that would be cut."""
+        columns, sample = self._columns, self._sample
+        count = len(columns.text_tokens)
+        tokens = self._tokens(np.full(count, self._rules.max_pixels))
+        none = np.zeros(len(tokens), dtype=np.int64)
+        before = none if columns.text_before is None else columns.text_before
+        markup = none if columns.markup is None else columns.markup
+        sums = np.cumsum(tokens) - tokens
+        first = np.append(sums, 0)[self._offsets[:-1]]
+        begin = before + sums - first[sample]
+        end = begin + tokens + markup
+        stop = np.full(count, pack_length, dtype=np.int64)
+        split = (begin < pack_length) & (end > pack_length)
+        stop[sample[split]] = begin[split]
+        return stop, sum_groups((end <= stop[sample]).astype(np.int64), self._offsets)
+
+    def measured(self, stop: Ints, max_pixels: Ints, kept: Ints) -> Fitted:
+        sizes = np.where(max_pixels > 0, max_pixels, self._rules.max_pixels)
+        patches = self._patches(sizes)
+        place = np.arange(len(patches)) - self._offsets[:-1][self._sample]
+        in_pack = patches * (place < kept[self._sample])
+        return Fitted(
+            stop=stop,
+            total_tokens=self.lengths(sizes),
+            max_pixels=sizes,
+            kept_images=kept,
+            image_tokens=sum_groups(in_pack // self._rules.merge**2, self._offsets),
+            num_patches=sum_groups(in_pack, self._offsets),
+            patches_squared=sum_groups(in_pack * in_pack, self._offsets),
+        )
