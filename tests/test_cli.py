@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer.main
 from PIL import Image
+from support.command import run
 
 from dataservice.cli import main
 from dataservice.cli.app import app
@@ -63,13 +64,6 @@ plan: {pack_length: 512}
     return config
 
 
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code
-
-
 def plan_json(
     capsys: pytest.CaptureFixture[str], config: Path, steps: str, *grid: str
 ) -> list[dict[str, Any]]:
@@ -115,12 +109,12 @@ def test_plan_gives_every_cell_and_every_sample_once(
         loss = sum(pack["loss_tokens"] for cell in step["cells"] for pack in cell["packs"])
         assert step["loss_tokens"] == loss
         assert step["lockstep_bound"] <= step["lockstep_cost"]
-    real = [pack for pack in packs if pack["pack_id"] != "pad"]
+    real = [pack for pack in packs if pack["number"] >= 0]
     assert sorted(pack["number"] for pack in real) == list(range(len(real)))
     assert all(
         pack["number"] == -1 and not pack["sample_keys"]
         for pack in packs[len(real) :]
-        if pack["pack_id"] == "pad"
+        if pack["pack_id"].startswith("pad.")
     )
     keys = [key for pack in real for key in pack["sample_keys"]]
     assert len(set(keys)) == 79
@@ -325,6 +319,23 @@ def test_commands_and_options_are_these() -> None:
     assert surface == {
         "index": ["config"],
         "plan": ["--dp-size", "--json", "--micro-steps", "--packs-per-cell", "--steps", "config"],
+        "simulate": [
+            "--cost-file",
+            "--dp-size",
+            "--html",
+            "--json",
+            "--llm-ms",
+            "--micro-steps",
+            "--node-gbits",
+            "--packs-per-cell",
+            "--ranks-per-node",
+            "--steps",
+            "--sweep",
+            "--synthetic",
+            "--vit-ms-per-token",
+            "config",
+        ],
+        "fit-cost": ["--json", "--out", "timings"],
         "serve": ["--address", "--host", "--insecure", "--port", "--workers", "config"],
         "status": ["--json", "endpoint"],
         "scale": ["endpoint", "workers"],

@@ -12,11 +12,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.errors import (
@@ -279,7 +277,7 @@ class Session:
             place = known[step].cells[micro_step][number]
             self.doing = f"pack {place.pack_id} is to come from the worker at {place.endpoint}"
             try:
-                pack = self._stream(place, patience)
+                pack = self._stream(place, known[step].pack_length, patience)
                 self.problem = None
                 return pack
             except WireError as error:
@@ -328,7 +326,7 @@ class Session:
             if old is not None:
                 known[cells.step] = cells
 
-    def _stream(self, place: PackPlace, patience: Patience) -> Pack:
+    def _stream(self, place: PackPlace, pack_length: int, patience: Patience) -> Pack:
         self.check_process()
         decoder = PackDecoder()
         wait_s = patience.left_s(BUILD_WAIT_S)
@@ -349,15 +347,10 @@ class Session:
                 raise Closed from error
             raise
         arrays, meta = decoder.result()
-        self._check(place, arrays, meta)
-        return arrays, meta
-
-    def _check(
-        self, place: PackPlace, arrays: Mapping[str, NDArray[np.generic]], meta: dict[str, Any]
-    ) -> None:
         if meta.get("pack_id") != place.pack_id:
             raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
-        check_pack(arrays, meta, pack_length=self.opened.pack_length, patch=self.opened.patch)
+        check_pack(arrays, meta, pack_length=pack_length, patch=self.opened.patch)
+        return arrays, meta
 
     def _worker(self, endpoint: str) -> DataClient:
         with self._lock:

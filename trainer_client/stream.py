@@ -28,7 +28,7 @@ from trainer_client.device import DeviceCopier
 from trainer_client.prefetch import Prefetcher, after, make_batch
 from trainer_client.session import PASSING, POLL_S, Closed, Patience, Session, late_error
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +219,7 @@ class PackStream(IterableDataset[MicroBatch]):
             known = {step: self._cells(session, step, patience)}
             packs = [
                 session.fetch_pack(known, step, micro_step, number, patience)
-                for number in range(self._request.packs_per_cell)
+                for number in range(len(known[step].cells[micro_step]))
             ]
         except Closed:
             raise DataServiceError("the PackStream was closed") from None

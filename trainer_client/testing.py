@@ -193,20 +193,28 @@ class FakeService:
 
     def _cursor(self, step: int) -> CursorState:
         first = self._first
-        number = first.next_pack + (step - first.step) * self._grid.num_packs
+        number = first.next_pack[0] + (step - first.step) * self._grid.num_packs
         number = min(number, len(self.packs))
-        return replace(first, step=step, next_pack=number, lanes=((0, number),))
+        return replace(first, step=step, next_pack=(number,), lanes=((0, number),))
 
     @property
     def _first(self) -> CursorState:
         assert self._request is not None
         if self._request.state is not None:
             return self._request.state.cursor
-        return CursorState(step=0, next_pack=0, lanes=((0, 0),), next_lane=0, lane_homes=(-1,))
+        return CursorState(
+            step=0,
+            phase=0,
+            phase_digest=self.info.plan_digest,
+            next_pack=(0,),
+            lanes=((0, 0),),
+            next_lane=(0,),
+            lane_homes=(-1,),
+        )
 
     @property
     def _end_step(self) -> int:
-        left = len(self.packs) - self._first.next_pack
+        left = len(self.packs) - self._first.next_pack[0]
         size = self._grid.num_packs
         return self._first.step + (left // size if self._drop_remainder else -(-left // size))
 
@@ -214,7 +222,8 @@ class FakeService:
         """What a rank of the open session is given of a step."""
         grid, cursor, end = self._grid, self._cursor(step), self._cursor(step + 1)
         numbers = np.full(grid.num_packs, -1)
-        numbers[: end.next_pack - cursor.next_pack] = range(cursor.next_pack, end.next_pack)
+        first, stop = cursor.next_pack[0], end.next_pack[0]
+        numbers[: stop - first] = range(first, stop)
         packs = [self.packs[i] if i >= 0 else self._padding for i in numbers]
         images = np.array([pack.num_images for pack in packs])
         cost = np.array([pack.cost for pack in packs], np.int64)
@@ -233,6 +242,7 @@ class FakeService:
             cursor=cursor,
             next_cursor=end,
             cells=cells,
+            pack_length=self.info.pack_length,
             loss_tokens=sum(pack.loss_tokens for pack in packs),
             num_images=tuple(by_cell[:, dp_rank].tolist()),
             ranks_without_images=tuple((by_cell == 0).sum(axis=1).tolist()),
@@ -240,7 +250,7 @@ class FakeService:
 
     def _place(self, number: int, pack: FakePack, dp_rank: int) -> PackPlace:
         return PackPlace(
-            pack_id=f"0.0.{number}" if number >= 0 else "pad",
+            pack_id=f"0.0.{number}" if number >= 0 else f"pad.{self.info.pack_length}",
             number=number,
             endpoint=self._workers[dp_rank % len(self._workers)].endpoint,
             size_bytes=pack.size_bytes,
@@ -248,7 +258,8 @@ class FakeService:
 
     def frames(self, pack_id: str) -> list[bytes]:
         """A pack as a worker sends it, with the faults asked for."""
-        pack = self._padding if pack_id == "pad" else self.packs[int(pack_id.split(".")[2])]
+        is_padding = pack_id.startswith("pad.")
+        pack = self._padding if is_padding else self.packs[int(pack_id.split(".")[2])]
         frames = encode_pack(
             pack.arrays, pack.meta | {"pack_id": pack_id}, frame_bytes=self.frame_bytes
         )

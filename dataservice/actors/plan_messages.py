@@ -22,6 +22,13 @@ class PlanRequest:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInfo:
     digest: str
+    phase_digests: tuple[str, ...]
+    phase_windows: tuple[tuple[int, ...], ...]
+    """By stream: first window of each phase."""
+    stream_lanes: tuple[int, ...]
+    """Lanes of each stream."""
+    pack_length: int
+    """The longest of the phases'."""
     num_lanes: int
     start: CursorState
     warnings: tuple[str, ...]
@@ -46,9 +53,10 @@ class PlannedStep:
     end: bool
     """True: nothing is left, the other fields are empty."""
     next_cursor: CursorState
-    first_number: int = 0
+    pack_length: int = 0
     pack_ids: tuple[str, ...] = ()
     specs: tuple[bytes, ...] = ()
+    number: bytes = b""
     lane: bytes = b""
     micro_step: bytes = b""
     dp_rank: bytes = b""
@@ -57,13 +65,15 @@ class PlannedStep:
     num_patches: bytes = b""
     cost: bytes = b""
     num_samples: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Samples by source that are in no pack, of the windows that begin in this step."""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Source -> reason -> samples that were not packed as they are, of the windows that begin in
+    this step."""
     loss_tokens: int = 0
     lockstep_cost: int = 0
     lockstep_bound: int = 0
     lockstep_arrival: int = 0
     moved: int = 0
+    moved_bytes: int = 0
     plan_s: float = 0.0
 
 

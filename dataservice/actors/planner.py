@@ -27,9 +27,10 @@ from dataservice.actors.plan_messages import (
 )
 from dataservice.config import Config, config_from_json
 from dataservice.core.cursor import Cursor
-from dataservice.core.packspec import PackSpec
-from dataservice.core.plan import Plan, StepPlan
+from dataservice.core.packspec import PackSpec, padding_id
+from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid
+from dataservice.core.tables import StepPlan
 from dataservice.errors import DataServiceError
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.index import Index
@@ -44,10 +45,12 @@ MAX_NEEDS = 100_000
 
 
 def cursor_state(
-    cursor: Cursor, lane_homes: tuple[int, ...], ranks_per_node: int = 0
+    plan: Plan, cursor: Cursor, lane_homes: tuple[int, ...], ranks_per_node: int = 0
 ) -> CursorState:
     return CursorState(
         step=cursor.step,
+        phase=cursor.phase,
+        phase_digest=plan.phase_digests[cursor.phase],
         next_pack=cursor.next_pack,
         lanes=cursor.lanes,
         next_lane=cursor.next_lane,
@@ -59,6 +62,7 @@ def cursor_state(
 def cursor_of(state: CursorState) -> Cursor:
     return Cursor(
         step=state.step,
+        phase=state.phase,
         next_pack=state.next_pack,
         lanes=tuple((window, offset) for window, offset in state.lanes),
         next_lane=state.next_lane,
@@ -77,15 +81,21 @@ class Planner:
         self.index = Index.open(config.index_dir)
         self.plan = Plan(config.plan, self.index)
         self.renderer = TextRenderer.build(config.text)
-        if self.plan.num_windows != 0:
+        if self.plan.windows_in(0) != 0:
             self.plan.window(0, 0)  # loads compiled code before anybody waits for a step
 
     def info(self) -> PlanInfo:
         homes = (-1,) * self.plan.num_lanes
         return PlanInfo(
             digest=self.plan.digest,
+            phase_digests=self.plan.phase_digests,
+            phase_windows=tuple(
+                tuple(phase.first_window for phase in stream.phases) for stream in self.plan.streams
+            ),
+            stream_lanes=tuple(stream.num_lanes for stream in self.plan.streams),
+            pack_length=max(phase.pack_length for phase in self.plan.streams[0].phases),
             num_lanes=self.plan.num_lanes,
-            start=cursor_state(self.plan.start(), homes),
+            start=cursor_state(self.plan, self.plan.start(), homes),
             warnings=self.plan.warnings,
             num_samples=sum(sum(s.shard_samples) for s in self.index.sources),
             vocab_size=self.renderer.vocab_size,
@@ -109,10 +119,11 @@ class Planner:
         specs = self.specs(step)
         return PlannedStep(
             end=False,
-            next_cursor=cursor_state(step.next_cursor, homes, per_node),
-            first_number=step.cursor.next_pack,
-            pack_ids=tuple(step.pack_id(i) for i in range(grid.num_packs)),
+            next_cursor=cursor_state(self.plan, step.next_cursor, homes, per_node),
+            pack_length=step.pack_length,
+            pack_ids=tuple(step.pack_id(i) for i in range(step.num_packs)),
             specs=tuple(encode(spec) for spec in specs),
+            number=_int64(step.pack_number),
             lane=_int64(step.lane),
             micro_step=_int64(step.micro_step),
             dp_rank=_int64(step.dp_rank),
@@ -121,30 +132,25 @@ class Planner:
             num_patches=_int64(step.num_patches),
             cost=_int64(step.cost),
             num_samples=sum(len(spec.items) for spec in specs),
-            dropped=self.plan.dropped_in(step),
+            counts=self.plan.counts_in(step),
             loss_tokens=step.total_loss_tokens,
             lockstep_cost=step.lockstep_cost,
             lockstep_bound=step.lockstep_bound,
             lockstep_arrival=step.lockstep_arrival,
             moved=step.moved,
+            moved_bytes=step.moved_bytes,
             plan_s=time.monotonic() - started,
         )
 
     def specs(self, step: StepPlan) -> list[PackSpec]:
-        settings = self.config.plan
         specs: list[PackSpec] = []
         for i in range(len(step.lane)):
             if step.lane[i] < 0:
-                specs.append(padding_spec(settings.pack_length))
+                specs.append(padding_spec(step.pack_length))
                 continue
             window = self.plan.window(int(step.lane[i]), int(step.window[i]))
             specs.append(
-                self.index.pack_spec(
-                    window,
-                    int(step.number[i]),
-                    pack_length=settings.pack_length,
-                    rules=settings.vision,
-                )
+                self.index.pack_spec(window, int(step.number[i]), rules=self.config.plan.vision)
             )
         return specs
 
@@ -153,8 +159,9 @@ class Planner:
         lanes: list[tuple[ShardNeed, ...]] = []
         for lane, (window, _) in enumerate(request.cursor.lanes):
             first_use: dict[tuple[str, str], ShardNeed] = {}
+            last = self.plan.windows_in(lane)
             for ahead in range(request.windows_ahead):
-                if self.plan.num_windows is not None and window + ahead >= self.plan.num_windows:
+                if last is not None and window + ahead >= last:
                     break
                 for shard in self.index.shards_of(self.plan.window(lane, window + ahead)):
                     first_use.setdefault(
@@ -175,7 +182,12 @@ class Planner:
 
 def padding_spec(pack_length: int) -> PackSpec:
     return PackSpec(
-        pack_id="pad", pack_length=pack_length, shards=(), items=(), num_tokens=0, num_patches=0
+        pack_id=padding_id(pack_length),
+        pack_length=pack_length,
+        shards=(),
+        items=(),
+        num_tokens=0,
+        num_patches=0,
     )
 
 

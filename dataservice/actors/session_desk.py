@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from dataclasses import replace
 
 from dataservice.actors.plan_messages import StepRequest
@@ -16,6 +17,7 @@ from dataservice.actors.session import Gathering, Session, check_state
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.work_desk import WorkDesk
+from dataservice.core.plan.check import kind_grids
 from dataservice.core.settings import Grid
 from dataservice.errors import (
     ConfigError,
@@ -46,7 +48,7 @@ class SessionDesk:
         self._gathering: Gathering | None = None
         """The newest run, while its ranks arrive; it fences one that was still arriving."""
         self._planning: asyncio.Future[None] | None = None
-        self._patch_bytes = 3 * shared.config.plan.vision.patch**2
+        self._patch_bytes = shared.config.plan.vision.patch_bytes
 
     async def stop(self) -> None:
         if self._planning is not None:
@@ -100,7 +102,7 @@ class SessionDesk:
                     request.state,
                     grid=gathering.grid,
                     job=self._shared.config.job,
-                    digest=plan.digest,
+                    plan=plan,
                     decoder=self._shared.decoder,
                 )
             except DataServiceError as error:
@@ -129,7 +131,7 @@ class SessionDesk:
         )
 
     def _check_layout(self, grid: Grid) -> None:
-        """What must divide the DP size."""
+        """What must divide the DP size, and the micro-steps that the plan can be divided into."""
         for name, value in (
             ("ranks_per_node", self._shared.config.ranks_per_node),
             ("balance.sync_domain", self._shared.config.plan.balance.sync_domain),
@@ -139,6 +141,7 @@ class SessionDesk:
                     f"dp_size = {grid.dp_size} is no multiple of {name} = {value}: "
                     "change either of them"
                 )
+        kind_grids(self._shared.config.plan, grid)
 
     @staticmethod
     def _fenced(request: OpenSession) -> SessionFenced:
@@ -206,7 +209,7 @@ class SessionDesk:
             plan_digest=plan.digest,
             first_step=session.first_step,
             first_micro_step=session.first_micro_step,
-            pack_length=self._shared.config.plan.pack_length,
+            pack_length=plan.pack_length,
             patch=vision.patch,
             merge=vision.merge,
             temporal_patch=vision.temporal_patch,
@@ -330,7 +333,7 @@ class SessionDesk:
                 packs_per_cell=session.grid.packs_per_cell,
             )
         )
-        if planned.end and cursor.next_pack == 0:
+        if planned.end and sum(cursor.next_pack) == 0:
             raise ConfigError(
                 f"the plan has not one step of {session.grid.num_packs} packs: no sample fits "
                 f"plan.pack_length = {self._shared.config.plan.pack_length}, or the data is less "
@@ -343,10 +346,12 @@ class SessionDesk:
         self._shared.log.placement(cursor)
         active = ActiveStep(cursor, planned, session.grid, patch_bytes=self._patch_bytes)
         self._shared.holes.planned_samples += planned.num_samples
-        self._shared.dropped.update(planned.dropped)
+        for source, counts in planned.counts.items():
+            self._shared.sample_counts.setdefault(source, Counter()).update(counts)
         self._shared.counters["steps_planned"] += 1
         self._shared.counters["plan_ms"] += round(planned.plan_s * 1000)
         self._shared.counters["packs_moved"] += planned.moved
+        self._shared.counters["moved_bytes"] += planned.moved_bytes
         session.steps[cursor.step] = active
         session.next_cursor = planned.next_cursor
         self._work.assign(session, active, active.order.tolist())

@@ -45,8 +45,9 @@ class Shared:
             max_in_a_row=config.errors.max_holes_in_a_row,
         )
         self.counters: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
-        """Samples by source that no pack can hold, of the windows planned since this start."""
+        self.sample_counts: dict[str, Counter[str]] = {}
+        """Source -> reason of core.tables.REASONS -> samples that were not packed as they are, of
+        the windows planned since this start."""
         self.info: PlanInfo | None = None
         self.session: Session | None = None
         self.decoder = ""

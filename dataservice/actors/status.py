@@ -27,7 +27,7 @@ def status_of(shared: Shared) -> dict[str, Any]:
         "holes": len(shared.holes),
         "hole_reasons": dict(list(shared.holes.reasons().items())[:100]),
         "worst_shards": dict(shared.holes.by_shard().most_common(10)),
-        "dropped_samples": dict(shared.dropped),
+        "sample_counts": {name: dict(found) for name, found in shared.sample_counts.items()},
         "counters": dict(shared.counters),
     }
 

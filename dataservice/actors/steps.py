@@ -10,14 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from dataservice.actors.plan_messages import PlannedStep
-from dataservice.core.packspec import PackSpec
+from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.core.settings import Grid
 from dataservice.wire.messages import CursorState, PackPlace, StepCells
 from dataservice.wire.schema import decode
 
 HEADER_BYTES = 4096
-TOKEN_BYTES = 8
-"""Of input_ids and labels on the wire, int32 each."""
 
 
 class ActiveStep:
@@ -29,15 +27,18 @@ class ActiveStep:
         self.grid = grid
         self.micro_step = np.frombuffer(planned.micro_step, dtype="<i8")
         self.dp_rank = np.frombuffer(planned.dp_rank, dtype="<i8")
+        self.numbers = np.frombuffer(planned.number, dtype="<i8")
+        """Global pack numbers, -1 for padding packs."""
         self.lane = np.frombuffer(planned.lane, dtype="<i8")
         self.cost = np.frombuffer(planned.cost, dtype="<i8")
         self.num_images = np.frombuffer(planned.num_images, dtype="<i8")
         patches = np.frombuffer(planned.num_patches, dtype="<i8")
         self.tokens = np.frombuffer(planned.tokens, dtype="<i8")
         self._size_bytes = HEADER_BYTES + self.tokens * TOKEN_BYTES + patches * patch_bytes
-        self.worker: list[str | None] = [None] * grid.num_packs
+        num_packs = len(self.micro_step)
+        self.worker: list[str | None] = [None] * num_packs
         """Id of the worker that builds pack i."""
-        self.order = np.lexsort((np.arange(grid.num_packs), self.dp_rank, self.micro_step))
+        self.order = np.lexsort((np.arange(num_packs), self.dp_rank, self.micro_step))
         """Packs by (micro-step, rank): the order of need."""
         cell = self.micro_step[self.order] * grid.dp_size + self.dp_rank[self.order]
         self._cell_starts = np.searchsorted(cell, np.arange(grid.dp_size * grid.micro_steps + 1))
@@ -53,7 +54,7 @@ class ActiveStep:
 
     def number(self, i: int) -> int:
         """Global pack number, -1 for a padding pack."""
-        return -1 if self.lane[i] < 0 else self.planned.first_number + i
+        return int(self.numbers[i])
 
     def find(self, pack_id: str) -> int | None:
         return self._by_id.get(pack_id)
@@ -96,6 +97,7 @@ class ActiveStep:
             cursor=self.cursor,
             next_cursor=self.planned.next_cursor,
             cells=tuple(cells),
+            pack_length=self.planned.pack_length,
             loss_tokens=self.planned.loss_tokens,
             num_images=tuple(int(n) for n in self._images[:, dp_rank]),
             ranks_without_images=tuple(int(n) for n in (self._images == 0).sum(axis=1)),

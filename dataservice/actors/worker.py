@@ -21,7 +21,7 @@ from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Memb
 from dataservice.actors.planner import padding_spec
 from dataservice.actors.waiting import Changes
 from dataservice.config import Config, config_from_json
-from dataservice.core.packspec import PackSpec
+from dataservice.core.packspec import TOKEN_BYTES, PackSpec, padding_id
 from dataservice.errors import (
     DeadlineExceeded,
     LeaseLost,
@@ -181,7 +181,7 @@ class Worker:
             spec=spec,
             holes=assignment.holes,
             storage_holes=assignment.storage_holes,
-            size_bytes=8 * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
+            size_bytes=TOKEN_BYTES * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
         )
 
     @property
@@ -208,7 +208,7 @@ class Worker:
                 self._build_failed(tools, job, error)
             else:
                 self._built += 1
-                self._images += sum(len(item.images) for item in job.spec.items)
+                self._images += sum(item.kept_images for item in job.spec.items)
                 tools.queue.finish(job, frames)
 
     def _build(self, tools: _Tools, job: Job) -> list[bytes]:
@@ -263,8 +263,8 @@ class Worker:
 
     async def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
         tools = self.tools
-        if request.pack_id == "pad":
-            for frame in tools.padding_frames():
+        if (padding := tools.padding_frames(request.pack_id)) is not None:
+            for frame in padding:
                 yield frame
             return
         until = time.monotonic() + request.wait_s
@@ -324,7 +324,7 @@ class _Tools:
     def __init__(self, config: Config, on_change: Callable[[], None]) -> None:
         self.config = config
         workers, vision = config.workers, config.plan.vision
-        self.patch_bytes = 3 * vision.patch**2
+        self.patch_bytes = vision.patch_bytes
         self.renderer = TextRenderer.build(config.text)
         self.reader = ShardReader(
             None, deadline_s=config.staging.deadline_s, retries=config.staging.retries
@@ -335,7 +335,10 @@ class _Tools:
             max_pixels=workers.max_image_pixels,
         )
         self.queue = BuildQueue(ready_bytes_bound=workers.ready_bytes, on_change=on_change)
-        self._padding: list[bytes] | None = None
+        plan = self.config.plan
+        lengths = {plan.pack_length, *(phase.pack_length or 0 for phase in plan.phases)} - {0}
+        self._padding_specs = {padding_id(n): padding_spec(n) for n in lengths}
+        self._padding: dict[str, list[bytes]] = {}
         self.closed = False
 
     def build(self, job: Job, holes: dict[str, str]) -> BuiltPack:
@@ -353,11 +356,12 @@ class _Tools:
             pool=self.pools,
         )
 
-    def padding_frames(self) -> list[bytes]:
-        if self._padding is None:
-            built = self._build(padding_spec(self.config.plan.pack_length), {}, storage_holes=False)
-            self._padding = encode_pack(built.arrays, built.meta)
-        return self._padding
+    def padding_frames(self, pack_id: str) -> list[bytes] | None:
+        """None for what is no padding pack of the plan."""
+        if pack_id in self._padding_specs and pack_id not in self._padding:
+            built = self._build(self._padding_specs[pack_id], {}, storage_holes=False)
+            self._padding[pack_id] = encode_pack(built.arrays, built.meta)
+        return self._padding.get(pack_id)
 
     def close(self) -> None:
         self.closed = True

@@ -14,11 +14,22 @@ from rich import box
 from rich.table import Table
 
 from dataservice.config import Config
-from dataservice.core.plan import Plan, StepPlan
+from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid
+from dataservice.core.tables import StepPlan
 from dataservice.errors import ConfigError
 from dataservice.storage.index import Index
 
+_WORDS = {
+    "split": "split into pieces",
+    "shrunk": "with images shrunk",
+    "truncated": "truncated",
+    "images_cut": "truncated before an image",
+    "over_cap": "above a cap, alone in a pack",
+    "dropped_long": "left out as too long",
+    "dropped_empty": "left out as empty",
+    "cut": "given up with a phase",
+}
 _COLUMNS = ("micro", "rank", "pack", "number", "tokens", "images", "image\ntokens", "cost", "lane")
 
 
@@ -37,17 +48,20 @@ class PlanView:
         self.settings = config.plan
         self.index = index
         self.plan = Plan(config.plan, index)
+        self.left_over: dict[str, int] = {}
+        """Source -> samples that no step takes; known once the plan has ended."""
 
     def steps(self, grid: Grid, first: int, stop: int) -> Iterator[dict[str, Any]]:
         """One object a step; fewer when the plan ends before `stop`, ConfigError when it ends
         before `first`.
         """
-        cursor = self.plan.advance(self.plan.start(), first * grid.num_packs, steps=first)
+        cursor = self.plan.skip(self.plan.start(), grid, first)
         for step in range(first, stop):
             planned = self.plan.step(cursor, grid)
             if planned is None:
                 if step == first:
                     raise ConfigError(f"--steps {first}:{stop}: the plan ends before step {first}")
+                self.left_over = self.plan.left_over(cursor)
                 return
             yield self._describe(planned)
             cursor = planned.next_cursor
@@ -59,19 +73,39 @@ class PlanView:
             for micro_step in range(grid.micro_steps)
             for dp_rank in range(grid.dp_size)
         }
-        for i in range(grid.num_packs):
+        for i in range(planned.num_packs):
             place = (int(planned.micro_step[i]), int(planned.dp_rank[i]))
             cells[place].append(self._describe_pack(planned, i))
+        images = {place: sum(p["num_images"] for p in packs) for place, packs in cells.items()}
         return {
             "step": planned.step,
+            "phase": planned.phase,
+            "pack_length": planned.pack_length,
             "plan_digest": self.plan.digest,
             "loss_tokens": planned.total_loss_tokens,
             "lockstep_cost": planned.lockstep_cost,
             "lockstep_bound": planned.lockstep_bound,
             "lockstep_arrival": planned.lockstep_arrival,
-            "dropped": self.plan.dropped_in(planned),
+            "sync_cost": planned.sync_cost,
+            "sync_bound": planned.sync_bound,
+            "end_cost": planned.end_cost,
+            "end_bound": planned.end_bound,
+            "moved": planned.moved,
+            "moved_bound": planned.moved_bound,
+            "moved_bytes": planned.moved_bytes,
+            "moved_bytes_bound": planned.moved_bytes_bound,
+            "ranks_without_images": [
+                sum(images[micro_step, rank] == 0 for rank in range(grid.dp_size))
+                for micro_step in range(grid.micro_steps)
+            ],
+            "counts": self.plan.counts_in(planned),
             "cells": [
-                {"micro_step": micro_step, "dp_rank": dp_rank, "packs": packs}
+                {
+                    "micro_step": micro_step,
+                    "dp_rank": dp_rank,
+                    "num_images": images[micro_step, dp_rank],
+                    "packs": packs,
+                }
                 for (micro_step, dp_rank), packs in cells.items()
             ],
         }
@@ -80,7 +114,7 @@ class PlanView:
         padding = planned.lane[i] < 0
         return {
             "pack_id": planned.pack_id(i),
-            "number": -1 if padding else planned.cursor.next_pack + i,
+            "number": int(planned.pack_number[i]),
             "cost": int(planned.cost[i]),
             "tokens": int(planned.tokens[i]),
             "image_tokens": int(planned.image_tokens[i]),
@@ -92,25 +126,22 @@ class PlanView:
 
     def _sample_keys(self, planned: StepPlan, i: int) -> list[str]:
         window = self.plan.window(int(planned.lane[i]), int(planned.window[i]))
-        spec = self.index.pack_spec(
-            window,
-            int(planned.number[i]),
-            pack_length=self.settings.pack_length,
-            rules=self.settings.vision,
-        )
+        spec = self.index.pack_spec(window, int(planned.number[i]), rules=self.settings.vision)
         return [item.piece_key for item in spec.items]
 
 
-def _dropped(dropped: dict[str, int]) -> str:
-    if not dropped:
-        return ""
-    counts = ", ".join(f"{count:,} of {name}" for name, count in dropped.items())
-    return f"\nin no pack, longer than one or empty, in windows that begin here: {counts}"
+def counts_text(counts: dict[str, dict[str, int]]) -> str:
+    """Samples by source and reason, in words; "" for none."""
+    return "; ".join(
+        f"{source}: " + ", ".join(f"{count:,} {_WORDS[reason]}" for reason, count in found.items())
+        for source, found in counts.items()
+    )
 
 
-def step_table(step: dict[str, Any], pack_length: int) -> Table:
+def step_table(step: dict[str, Any]) -> Table:
     """One row a pack."""
-    cells = step["cells"]
+    cells, pack_length = step["cells"], step["pack_length"]
+    counted = counts_text(step["counts"])
     num_packs = sum(len(cell["packs"]) for cell in cells)
     tokens = sum(pack["tokens"] for cell in cells for pack in cell["packs"])
     table = Table(
@@ -118,7 +149,9 @@ def step_table(step: dict[str, Any], pack_length: int) -> Table:
         f"full, {step['loss_tokens']:,} loss tokens",
         caption=f"cost of the slowest ranks: {step['lockstep_cost']:,} as placed, "
         f"{step['lockstep_arrival']:,} in arrival order, {step['lockstep_bound']:,} at least; "
-        f"plan {step['plan_digest'][:12]}" + _dropped(step["dropped"]),
+        f"largest total of a rank {step['end_cost']:,}, {step['end_bound']:,} at least; "
+        f"plan {step['plan_digest'][:12]}"
+        + (f"\nsamples of windows that begin here: {counted}" if counted else ""),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,

@@ -19,17 +19,26 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from dataservice.config.values import exact, expand_path, masked, parse_size
-from dataservice.core.settings import BalanceSettings, CostModel, Packer, PlanSettings
+from dataservice.core.limits import LARGEST
+from dataservice.core.settings import (
+    BalanceSettings,
+    CostModel,
+    Oversize,
+    Packer,
+    PlanSettings,
+)
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 
 Key = tuple[str | int, ...]
 
+_SHOWN_BITS = 1024
 _PLAN = PlanSettings(sources=())
 _VISION = VisionRules()
 _BALANCE = BalanceSettings()
@@ -70,6 +79,18 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class BoundedSection(Section):
+    """Its counts are at most what `core.limits` has for them."""
+
+    @field_validator("*")
+    @classmethod
+    def _at_most(cls, value: object, info: ValidationInfo) -> object:
+        most = LARGEST.get(info.field_name or "")
+        if most is not None and isinstance(value, int) and value > most:
+            raise ValueError(f"should be at most {most:,}")
+        return value
+
+
 class SourceSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     jsonl: Annotated[PathList, Field(min_length=1)]
@@ -86,7 +107,7 @@ class TokenizerSection(Section):
     loss: Literal["assistant", "all"] = "assistant"
 
 
-class VisionSection(Section):
+class VisionSection(BoundedSection):
     patch: Count = _VISION.patch
     merge: Count = _VISION.merge
     min_pixels: Count = _VISION.min_pixels
@@ -107,27 +128,70 @@ class VisionSection(Section):
         return self
 
 
-class PlanSection(Section):
+Weights = Annotated[dict[str, Exact], Field(min_length=1)]
+
+
+class PhaseSection(BoundedSection):
+    packs: Count | None = None
+    windows: Count | None = None
+    vision_windows: Count | None = None
+    pack_length: Count | None = None
+    packer: Packer | None = None
+    max_pixels: Count | None = None
+    weights: Weights | None = None
+
+
+class KindSection(BoundedSection):
+    micro_steps: Count
+    packs_per_cell: Count = 1
+    weights: Weights | None = None
+
+
+class SegregateSection(Section):
+    text: KindSection
+    vision: KindSection
+
+
+class PlanSection(BoundedSection):
     seed: Annotated[int, Field(ge=0)] = _PLAN.seed
     pack_length: Count = _PLAN.pack_length
     packer: Packer = _PLAN.packer
     open_bins: Count = _PLAN.open_bins
+    nbin_balance: Literal["image_tokens", "vit_cost"] = _PLAN.nbin_balance
+    llm_vit_ratio: Exact = _PLAN.llm_vit_ratio
+    reference_ranks: Count = _PLAN.reference_ranks
+    reference_micro_steps: Count = _PLAN.reference_micro_steps
     image_token_cap: Count | None = _PLAN.image_token_cap
+    patch_cap: Count | None = _PLAN.patch_cap
+    image_cap: Count | None = _PLAN.image_cap
     cost: CostModel = _PLAN.cost
     p_ref: Count = _PLAN.p_ref
+    cost_file: PathStr | None = None
     lanes: AutoCount = _PLAN.lanes
     window: AutoCount = _PLAN.window
     segment: Count = _PLAN.segment
     open_segments: Count = _PLAN.open_segments
     epochs: Annotated[Count | None, _none_if("endless")] = _PLAN.epochs
     weight_by: Literal["samples", "tokens"] = _PLAN.weight_by
-    oversize: Literal["split"] = _PLAN.oversize
+    oversize: Oversize = _PLAN.oversize
     remainder: Literal["pad", "drop"] = _PLAN.remainder
+    phases: list[PhaseSection] = []
+    segregate: SegregateSection | None = None
+
+    @model_validator(mode="after")
+    def _cost_has_its_file(self) -> Self:
+        if (self.cost == "fitted") != (self.cost_file is not None):
+            raise ValueError(
+                f"cost is {self.cost}, cost_file is {self.cost_file or 'null'}: give both "
+                "`cost: fitted` and the file that `dataservice fit-cost` wrote, or neither"
+            )
+        return self
 
 
-class BalanceSection(Section):
+class BalanceSection(BoundedSection):
     enabled: bool = _BALANCE.enabled
     tolerance: Annotated[float, Field(ge=0, le=1)] = _BALANCE.tolerance
+    min_images_per_rank: Annotated[int, Field(ge=0)] = _BALANCE.min_images_per_rank
     sync_domain: Annotated[Count | None, _none_if("dp")] = _BALANCE.sync_domain
 
 
@@ -224,8 +288,10 @@ def parse_config(text: str, *, name: str, base_dir: str) -> ConfigFile:
         if root is not None:
             _collect_lines(root, (), lines)
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}: not a YAML file: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply") from None
     except _DuplicateKey as error:
         raise ConfigError(f"{name}:{error.line}: {error.key}: this key stands here twice") from None
     if not isinstance(data, Mapping):
@@ -284,7 +350,9 @@ def _problem(detail: ErrorDetails, key: Key) -> str:
     if isinstance(detail["input"], dict | list | BaseModel):
         return message
     named = next((str(part) for part in reversed(key) if isinstance(part, str)), "")
-    return f"{masked(named, message)}, got {masked(named, detail['input'])!r}"
+    given = masked(named, detail["input"])
+    huge = isinstance(given, int) and given.bit_length() > _SHOWN_BITS
+    return f"{masked(named, message)}, got {'a number too long to show' if huge else repr(given)}"
 
 
 def _unknown_key(key: Key) -> str:
@@ -292,7 +360,9 @@ def _unknown_key(key: Key) -> str:
     close = difflib.get_close_matches(str(key[-1]), known, n=1, cutoff=0.5)
     if close:
         return f"unknown key; did you mean {_dotted((*key[:-1], close[0]))}?"
-    everywhere = {leaf: path for path, leaf in _all_keys(ConfigFile)}
+    everywhere: dict[str, str] = {}
+    for path, leaf in _all_keys(ConfigFile):
+        everywhere.setdefault(leaf, path)
     elsewhere = difflib.get_close_matches(str(key[-1]), everywhere, n=1, cutoff=0.8)
     hint = f"did you mean {everywhere[elsewhere[0]]}? " if elsewhere else ""
     return f"unknown key; {hint}Known here: {', '.join(known)}"

@@ -13,9 +13,17 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dataservice.config.schema import ConfigFile, parse_config
+from dataservice.config.cost_file import load_cost_file
+from dataservice.config.schema import ConfigFile, SegregateSection, parse_config
 from dataservice.config.values import masked
-from dataservice.core.settings import BalanceSettings, PlanSettings, SourceShare
+from dataservice.core.settings import (
+    BalanceSettings,
+    KindShare,
+    Phase,
+    PlanSettings,
+    Segregation,
+    SourceShare,
+)
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 from dataservice.pipeline.text import TextSettings
@@ -177,8 +185,32 @@ def _build_plan(file: ConfigFile) -> PlanSettings:
             std=(vision.std[0], vision.std[1], vision.std[2]),
         ),
         balance=BalanceSettings(**file.balance.model_dump()),
-        **file.plan.model_dump(),
+        fitted=None if file.plan.cost_file is None else load_cost_file(file.plan.cost_file),
+        phases=tuple(
+            Phase(**phase.model_dump(exclude={"weights"}), weights=_pairs(phase.weights))
+            for phase in file.plan.phases
+        ),
+        segregate=_segregation(file.plan.segregate),
+        **file.plan.model_dump(exclude={"cost_file", "phases", "segregate"}),
     )
+
+
+def _segregation(section: SegregateSection | None) -> Segregation | None:
+    if section is None:
+        return None
+    kinds = {
+        name: KindShare(
+            micro_steps=kind.micro_steps,
+            packs_per_cell=kind.packs_per_cell,
+            weights=_pairs(kind.weights),
+        )
+        for name, kind in (("text", section.text), ("vision", section.vision))
+    }
+    return Segregation(**kinds)
+
+
+def _pairs(weights: dict[str, str] | None) -> tuple[tuple[str, str], ...] | None:
+    return None if weights is None else tuple(sorted(weights.items()))
 
 
 def _masked_tree(key: str, value: Any) -> Any:

@@ -9,6 +9,8 @@ import os
 import re
 from fractions import Fraction
 
+from dataservice.core.limits import exact_fraction
+
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
 _UNITS = {"": 1} | {
@@ -69,10 +71,6 @@ def exact(value: object) -> str:
     """A YAML number or text as the exact decimal or fraction that stands in the file."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError('should be a number or a fraction, such as 0.3 or "1/3"')
-    try:
-        positive = Fraction(str(value)) > 0
-    except (ValueError, ZeroDivisionError):
-        raise ValueError('should be a number or a fraction, such as 0.3 or "1/3"') from None
-    if not positive:
+    if exact_fraction(str(value)) <= 0:
         raise ValueError("should be above 0; to leave a source out, take it off the list")
     return str(value)

@@ -31,10 +31,14 @@ class CursorState:
     """`core.cursor.Cursor` and what the placement of the step depends on besides."""
 
     step: int
-    next_pack: int
+    phase: int
+    phase_digest: str
+    """Of the phase in the plan: what the packs from here on depend on, up to its end."""
+    next_pack: tuple[int, ...]
+    """Per stream of the plan, as is `next_lane`."""
     lanes: tuple[tuple[int, ...], ...]
     """Per lane (window, offset)."""
-    next_lane: int
+    next_lane: tuple[int, ...]
     lane_homes: tuple[int, ...]
     ranks_per_node: int = 0
     """0: data nodes hold no ranks."""
@@ -51,6 +55,8 @@ class StepCells:
     """At its end."""
     cells: tuple[tuple[PackPlace, ...], ...]
     """cells[micro_step] = its packs in order."""
+    pack_length: int
+    """Tokens of each pack of the step; another in another phase of the plan."""
     loss_tokens: int
     """Planned loss tokens of the whole step, all ranks."""
     num_images: tuple[int, ...]
@@ -105,6 +111,7 @@ class SessionOpened:
     first_step: int = 0
     first_micro_step: int = 0
     pack_length: int = 0
+    """The longest of the plan's."""
     patch: int = 0
     merge: int = 0
     temporal_patch: int = 0

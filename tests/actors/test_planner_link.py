@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_an_error_of_the_process_is_told_and_ends_nothing(tmp_path: Path) -> Non
     async def run() -> None:
         link = PlannerProcess(deadline_s=60)
         info = await link.open(config_to_json(config))
-        bad = CursorState(step=0, next_pack=0, lanes=((0, 0),), next_lane=9, lane_homes=(-1,))
+        bad = dataclasses.replace(info.start, lanes=((0, 0),), lane_homes=(-1,))
         with pytest.raises(DataServiceError, match="lanes"):
             await link.step(request(bad))
         assert not (await link.step(request(info.start))).end

@@ -27,6 +27,7 @@ from dataservice.errors import (
     DataServiceError,
     HoleBudgetExceeded,
     LeaseLost,
+    ResumeRefused,
     ServiceUnavailable,
     SessionFenced,
 )
@@ -46,7 +47,22 @@ from dataservice.wire.messages import (
 from dataservice.wire.schema import encode
 
 NUM_LANES = 2
-START = CursorState(step=0, next_pack=0, lanes=((0, 0), (0, 0)), next_lane=0, lane_homes=(-1, -1))
+DIGEST, PHASE = "d" * 64, "e" * 64
+
+
+def cursor_at(step: int, next_pack: int, homes: tuple[int, ...] = (-1, -1)) -> CursorState:
+    return CursorState(
+        step=step,
+        phase=0,
+        phase_digest=PHASE,
+        next_pack=(next_pack,),
+        lanes=((step, 0), (step, 0)),
+        next_lane=(0,),
+        lane_homes=homes,
+    )
+
+
+START = cursor_at(0, 0)
 
 
 def int64(values: list[int]) -> bytes:
@@ -62,7 +78,11 @@ class FakePlanner:
 
     async def open(self, _config: str) -> PlanInfo:
         return PlanInfo(
-            digest="d" * 64,
+            digest=DIGEST,
+            phase_digests=(PHASE,),
+            phase_windows=((0,),),
+            stream_lanes=(NUM_LANES,),
+            pack_length=8,
             num_lanes=NUM_LANES,
             start=START,
             warnings=(),
@@ -82,14 +102,9 @@ class FakePlanner:
         ids = tuple(f"{cursor.step}.{i}" for i in range(count))
         return PlannedStep(
             end=False,
-            next_cursor=CursorState(
-                step=cursor.step + 1,
-                next_pack=cursor.next_pack + count,
-                lanes=((cursor.step + 1, 0), (cursor.step + 1, 0)),
-                next_lane=0,
-                lane_homes=cursor.lane_homes,
-            ),
-            first_number=cursor.next_pack,
+            next_cursor=cursor_at(cursor.step + 1, cursor.next_pack[0] + count, cursor.lane_homes),
+            pack_length=8,
+            number=int64([cursor.next_pack[0] + i for i in range(count)]),
             pack_ids=ids,
             specs=tuple(encode(_spec(pack_id)) for pack_id in ids),
             lane=int64([i % NUM_LANES for i in range(count)]),
@@ -406,22 +421,13 @@ def test_a_restarted_coordinator_refuses_another_decoder(config: Config, tmp_pat
 def test_a_resumed_step_keeps_the_placement_it_was_handed_out_with(
     config: Config, tmp_path: Path
 ) -> None:
-    config = dataclasses.replace(config, ranks_per_node=1)
-
     async def check(bench: Bench) -> None:
         await bench.worker("w0")
-        cursor = CursorState(
-            step=3,
-            next_pack=6,
-            lanes=((3, 0), (3, 0)),
-            next_lane=0,
-            lane_homes=(1, 0),
-            ranks_per_node=2,
-        )
+        cursor = dataclasses.replace(cursor_at(3, 6, (1, 0)), ranks_per_node=1)
         state = ResumeState(
-            version=1,
+            version=2,
             job="test",
-            plan_digest="d" * 64,
+            plan_digest=DIGEST,
             decoder="pil",
             cursor=cursor,
             micro_step=1,
@@ -435,8 +441,54 @@ def test_a_resumed_step_keeps_the_placement_it_was_handed_out_with(
             r.cursor.step: (r.cursor.ranks_per_node, r.cursor.lane_homes)
             for r in bench.planner.asked
         }
-        assert placed[3] == (2, (1, 0))
-        assert placed[4] == (1, (-1, -1))
+        assert placed[3] == (1, (1, 0))
+        assert placed[4] == (0, (-1, -1))
+
+    on_bench(config, tmp_path / "state", check)
+
+
+@pytest.mark.parametrize(
+    ("change", "inside", "words"),
+    [
+        ({"micro_step": 2}, {}, "micro_step 2, should be from 0 to 1"),
+        ({"micro_step": -1}, {}, "micro_step -1"),
+        ({"dp_size": 0}, {}, "dp_size 0, should be from 1"),
+        ({}, {"step": -1}, "step -1"),
+        ({}, {"phase": -1}, "phase -1"),
+        ({}, {"phase": 5}, "phase 5 of digest"),
+        ({}, {"next_pack": (-4,)}, "next_pack -4"),
+        ({}, {"next_pack": (1 << 61,)}, "next_pack"),
+        ({}, {"next_pack": (1, 1)}, "2 values in next_pack, should be 1"),
+        ({}, {"next_lane": ()}, "0 values in next_lane, should be 1"),
+        ({}, {"next_lane": (NUM_LANES,)}, "next_lane 2, should be from 0 to 1"),
+        ({}, {"lanes": ((0, 0),)}, "1 values in lanes, should be 2"),
+        ({}, {"lanes": ((0, 0), (0,))}, r"lanes\[1\] \[0\], should be a window"),
+        ({}, {"lanes": ((0, 0), (1 << 62, 0))}, "lanes 4611686018427387904"),
+        ({}, {"lane_homes": (0,)}, "1 values in lane_homes, should be 2"),
+        ({}, {"lane_homes": (0, -7)}, "lane_homes -7"),
+        ({"micro_step": 1}, {"ranks_per_node": 2}, "ranks_per_node 2"),
+    ],
+)
+def test_a_damaged_state_is_refused_before_anything_is_planned(
+    change: dict[str, Any], inside: dict[str, Any], words: str, config: Config, tmp_path: Path
+) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        good = ResumeState(
+            version=2,
+            job="test",
+            plan_digest=DIGEST,
+            decoder="pil",
+            cursor=dataclasses.replace(cursor_at(3, 6), **inside),
+            micro_step=0,
+            dp_size=1,
+            micro_steps=2,
+            packs_per_cell=1,
+        )
+        state = dataclasses.replace(good, **change)
+        with pytest.raises(ResumeRefused, match=f"{words}.*resume from another checkpoint"):
+            await bench.open("run", micro_steps=2, state=state)
+        assert bench.planner.asked == []
 
     on_bench(config, tmp_path / "state", check)
 

@@ -12,7 +12,15 @@ HOSTS = {0: "a", 1: "b"}
 
 def cursor(step: int, homes: tuple[int, ...] = (-1, -1)) -> CursorState:
     lanes = ((step, 0), (step, 1))
-    return CursorState(step=step, next_pack=8 * step, lanes=lanes, next_lane=0, lane_homes=homes)
+    return CursorState(
+        step=step,
+        phase=0,
+        phase_digest="phase",
+        next_pack=(8 * step,),
+        lanes=lanes,
+        next_lane=(0,),
+        lane_homes=homes,
+    )
 
 
 @pytest.fixture

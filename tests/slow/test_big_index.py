@@ -149,13 +149,13 @@ def _state(config_path: Path, grid: Grid) -> ResumeState:
     """As a trainer saves it that has read LATER_STEP steps."""
     config = load_config(config_path)
     plan = Plan(config.plan, Index.open(config.index_dir))
-    cursor = plan.advance(plan.start(), LATER_STEP * grid.num_packs, steps=LATER_STEP)
+    cursor = plan.skip(plan.start(), grid, LATER_STEP)
     return ResumeState(
-        version=1,
+        version=2,
         job="big",
         plan_digest=plan.digest,
         decoder=DECODER,
-        cursor=cursor_state(cursor, (-1,) * plan.num_lanes),
+        cursor=cursor_state(plan, cursor, (-1,) * plan.num_lanes),
         micro_step=0,
         dp_size=grid.dp_size,
         micro_steps=grid.micro_steps,
