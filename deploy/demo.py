@@ -131,7 +131,7 @@ def compare(steps: list[dict[str, Any]], delivered: list[dict[str, Any]]) -> dic
     )
     return {
         "packs": sum(arrived.values()),
-        "padding": sum(line["pack_ids"].count("pad") for line in delivered),
+        "padding": sum(name.startswith("pad.") for line in delivered for name in line["pack_ids"]),
         "duplicates": sum((arrived - planned).values()),
         "missing": sum((planned - arrived).values()),
     }
