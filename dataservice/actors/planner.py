@@ -26,6 +26,7 @@ from dataservice.actors.plan_messages import (
     StepRequest,
 )
 from dataservice.config import Config, config_from_json
+from dataservice.core.balance import assign
 from dataservice.core.cursor import Cursor
 from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.core.plan import Plan
@@ -81,8 +82,9 @@ class Planner:
         self.index = Index.open(config.index_dir)
         self.plan = Plan(config.plan, self.index)
         self.renderer = TextRenderer.build(config.text)
-        if self.plan.windows_in(0) != 0:
-            self.plan.window(0, 0)  # loads compiled code before anybody waits for a step
+        if self.plan.windows_in(0) != 0:  # load compiled code before anybody waits for a step
+            self.plan.window(0, 0)
+        assign([0, 1], [0, 1], dp_size=2, micro_steps=1)
 
     def info(self) -> PlanInfo:
         homes = (-1,) * self.plan.num_lanes

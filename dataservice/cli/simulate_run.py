@@ -40,7 +40,7 @@ DEFAULT_VIT_MS = 0.84
 DEFAULT_NODE_GBITS = 100.0
 DEFAULT_RANKS_PER_NODE = 8
 SWEEPS = ("dp_size", "pack_length", "max_pixels", "open_bins")
-_WINDOW_PACKS = AUTO_WINDOW_PACKS[1]
+_WINDOW_PACKS = AUTO_WINDOW_PACKS
 """Of a synthetic plan's windows, at about a thousand tokens a sample or more."""
 LEAST_GIVEN, MOST_GIVEN = 1e-9, 1e9
 """Of a time in milliseconds that is not 0, and of Gbit/s."""

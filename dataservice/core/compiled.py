@@ -1,13 +1,19 @@
 """`compiled`: numba's njit where numba is present, the function itself where it is not.
 
 Invariants: a decorated function uses integer arithmetic only, so both forms give equal results;
-numba is never required. Compiled code is cached on disk where a cache directory can be written.
+numba is never required. Compiled code is cached on disk where a folder can be written, in one whose
+name follows from all sources of `core`: numba looks for changes in a function's own file only, and
+code compiled from another version of a helper would give another plan.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -20,8 +26,34 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
         numba = importlib.import_module("numba")
     except ImportError:
         return function
+    configured = numba.config.CACHE_DIR
+    folder = cache_folder(Path(__file__).parent, configured)
+    if folder is None:
+        return cast(Callable[P, T], numba.njit(nogil=True)(function))
+    numba.config.CACHE_DIR = folder  # read when the decorator is applied
     try:
-        jitted = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no place to cache: a read-only install without a home directory
-        jitted = numba.njit(nogil=True)(function)
-    return cast(Callable[P, T], jitted)
+        return cast(Callable[P, T], numba.njit(cache=True, nogil=True)(function))
+    finally:
+        numba.config.CACHE_DIR = configured
+
+
+@functools.cache
+def cache_folder(package: Path, configured: str) -> str | None:
+    """A writable folder for what is compiled of a package's sources as they are; None for none.
+
+    Below `configured` (NUMBA_CACHE_DIR), else beside the sources, else in the user's cache.
+    """
+    sources = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        sources.update(path.read_bytes())
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    parents = [Path(configured)] if configured else [package / "__pycache__", Path(users)]
+    for parent in parents:
+        folder = parent / f"dataservice-numba-{sources.hexdigest()[:16]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return str(folder)
+    return None

@@ -21,6 +21,10 @@ class LRUCache(Generic[K, V]):
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __contains__(self, key: K) -> bool:
+        with self._lock:
+            return key in self._values
+
     def get(self, key: K, compute: Callable[[], V]) -> V:
         """The value of `key`, from `compute()` when it is not here."""
         with self._lock:

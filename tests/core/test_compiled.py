@@ -7,12 +7,14 @@ import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 
 from dataservice.core.balance import assign
+from dataservice.core.compiled import cache_folder
 from dataservice.core.packing import PackRules, pack
 from dataservice.core.settings import Packer
 
@@ -72,3 +74,23 @@ def test_same_without_compiling(first: str, disable: str) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == fingerprint()
+
+
+def test_what_is_compiled_of_other_sources_is_not_used(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    helper = package / "helper.py"
+    helper.write_text("one")
+    folders = []
+    for text in ("one", "two"):
+        helper.write_text(text)
+        cache_folder.cache_clear()
+        folders.append(cache_folder(package, ""))
+        assert folders[-1] is not None
+        assert Path(folders[-1]).parent == package / "__pycache__"
+        chosen = cache_folder(package, str(tmp_path / "mine"))
+        assert chosen is not None
+        assert Path(chosen).parent == tmp_path / "mine"
+    assert folders[0] != folders[1]
+    cache_folder.cache_clear()
+    assert cache_folder(package, str(helper)) is None

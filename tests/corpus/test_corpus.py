@@ -81,7 +81,13 @@ def config_path(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 for name, weight in weights.items()
             ],
             "vision": VISION,
-            "plan": {"pack_length": 8192, "epochs": "endless", "lanes": 4, "window": 64},
+            "plan": {
+                "pack_length": 8192,
+                "epochs": "endless",
+                "lanes": 4,
+                "window": 64,
+                "oversize": "drop",
+            },
             "staging": {"cache_dir": str(folder / "cache"), "budget_bytes": BUDGET},
             "workers": {"count": 2, "decode_threads": 1, "ready_bytes": "192 MiB", "max": 4},
             "serving": {"port": 0, "plan_ahead_steps": 6},
@@ -317,6 +323,7 @@ def test_resume_at_other_sizes(
         mine = [p for s in range(20, 41) for p in numbered(other, s)]
         assert mine == flat[: len(mine)]
         forged = json.loads(json.dumps(state).replace(state["plan_digest"], "0" * 64))
+        forged["cursor"]["phase_digest"] = "0" * 64
         with pytest.raises(ResumeRefused) as refused:
             read(2, 8, 1, forged)
         assert state["plan_digest"] in str(refused.value) and "0" * 64 in str(refused.value)

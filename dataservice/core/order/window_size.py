@@ -14,7 +14,7 @@ from fractions import Fraction
 from dataservice.core.settings import PlanSettings
 
 MAX_AUTO_LANES = 32
-AUTO_WINDOW_PACKS = (256, 512)
+AUTO_WINDOW_PACKS = 256
 _FEW_PACKS = 64
 _MANY_PACKS = 8192
 
@@ -32,20 +32,20 @@ class WindowSize:
     def lanes_and_window(self) -> tuple[int, int]:
         """Lanes (a power of two) and samples a window and lane.
 
-        A window is 256 to 512 packs and lanes * window at most a quarter of an epoch; where an
-        epoch is too small for that, lanes give way first.
+        A window is 256 packs and lanes * window at most a quarter of an epoch; where an epoch is
+        too small for that, lanes give way first.
         """
         lanes, window = self.settings.lanes, self.settings.window
         if lanes is not None and window is not None:
             return lanes, window
         quarter = math.floor(self.epoch / 4)
         if lanes is None:
-            least = window or self._samples_of(AUTO_WINDOW_PACKS[0])
+            least = window or self._samples_of(AUTO_WINDOW_PACKS)
             lanes = MAX_AUTO_LANES
             while lanes > 1 and lanes * least > quarter:
                 lanes //= 2
         if window is None:
-            window = max(1, min(self._samples_of(AUTO_WINDOW_PACKS[1]), quarter // lanes))
+            window = max(1, min(self._samples_of(AUTO_WINDOW_PACKS), quarter // lanes))
         return lanes, window
 
     def warnings(self, lanes: int, window: int) -> list[str]:
@@ -67,11 +67,10 @@ class WindowSize:
         mean = self.mean()
         packs = math.floor(window * mean / self.pack_length)
         if packs < _FEW_PACKS or packs > _MANY_PACKS:
-            low, high = AUTO_WINDOW_PACKS
             harm = "packs fill badly" if packs < _FEW_PACKS else "planning needs memory and time"
             found.append(
                 f"window {window} is about {packs} packs of {self.pack_length} tokens "
-                f"({float(mean):.0f} tokens a sample); {harm}, {low} to {high} packs are usual"
+                f"({float(mean):.0f} tokens a sample); {harm}, some hundreds of packs are usual"
             )
         return found
 

@@ -6,7 +6,9 @@ same range of windows in every lane, and a walk never leaves the phase it began 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +63,27 @@ class Stream:
                     f"{phase} of this plan has windows {rules.first_window} {to}: resume with the "
                     "plan that wrote the cursor, or let the phase end after it"
                 )
-        return Walk(places, next_lane, lambda *place: self._next_pack(rules, *place))
+        return Walk(
+            places,
+            next_lane,
+            lambda *place: self._next_pack(rules, *place),
+            lambda windows: self._plan_at_once(rules, windows),
+        )
+
+    def _plan_at_once(self, phase: PhaseMix, windows: list[tuple[int, int]]) -> None:
+        """Those that are not at hand, in as many threads as there are CPUs; most of the work is
+        compiled code, which threads run side by side."""
+        end = phase.end_window
+        missing = [
+            (lane, window)
+            for lane, window in windows
+            if (lane, window) not in self._windows
+            and (end is None or window < end)
+            and window < self._ended_at.get((phase.number, lane), window + 1)
+        ]
+        if len(missing) > 1 and (threads := min(len(missing), _num_cpus())) > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda place: self.window(*place), missing))
 
     def given_up(self, phase: int, places: Places, *, untouched: bool) -> NDArray[np.int64]:
         """By source number: samples that a phase has from `places` on. Those in packs of windows
@@ -127,3 +149,8 @@ class Stream:
                 return planned, offset
         self._ended_at[key] = min(window, self._ended_at.get(key, window))
         return None
+
+
+def _num_cpus() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,6 +19,8 @@ Ints = NDArray[np.int64]
 
 NextPack = Callable[[int, int, int], tuple[WindowPlan, int] | None]
 """(lane, window, offset) -> the window that holds the lane's next pack, and its number there."""
+Prepare = Callable[[list[tuple[int, int]]], None]
+"""Told the (lane, window) places that are asked for next; it may plan them side by side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +64,17 @@ class Walk:
     """`places` and `next_lane` are where it stands, `taken` how many packs it gave so far."""
 
     def __init__(
-        self, places: Sequence[tuple[int, int]], next_lane: int, next_pack: NextPack
+        self,
+        places: Sequence[tuple[int, int]],
+        next_lane: int,
+        next_pack: NextPack,
+        prepare: Prepare,
     ) -> None:
         self.places = list(places)
         self.next_lane = next_lane
         self.taken = 0
         self._next_pack = next_pack
+        self._prepare = prepare
 
     def take(self, count: int) -> TakenPacks:
         """The next `count` packs, or what is left."""
@@ -101,6 +108,8 @@ class Walk:
         """The next pack of up to `most` lanes, in order; fewer only if the others have ended."""
         turn: list[tuple[WindowPlan, int]] = []
         lanes = len(self.places)
+        soon = [(self.next_lane + i) % lanes for i in range(min(most, lanes))]
+        self._prepare([(lane, self.places[lane][0]) for lane in soon])
         for i in range(lanes):
             if len(turn) == most:
                 break
