@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
+from support.uncompiled import printed_by
 
 from dataservice.core.balance import assign
 from dataservice.core.compiled import cache_folder
@@ -68,12 +66,7 @@ WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None"
 )
 def test_same_without_compiling(first: str, disable: str) -> None:
     code = f"{first}\nfrom tests.core.test_compiled import fingerprint\nprint(fingerprint())"
-    env = {**os.environ, "NUMBA_DISABLE_JIT": disable, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=env
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == fingerprint()
+    assert printed_by(code, disable_jit=disable) == fingerprint()
 
 
 def test_what_is_compiled_of_other_sources_is_not_used(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.uncompiled import printed_by
 
 from dataservice.core.cost import measure, sum_groups
 from dataservice.core.packing import Packing, PackRules, pack
@@ -158,13 +156,4 @@ def fingerprint() -> str:
 
 def test_same_with_the_compiler_off() -> None:
     code = "from tests.core.test_packing_balanced import fingerprint\nprint(fingerprint())"
-    env = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=env,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == fingerprint()
+    assert printed_by(code) == fingerprint()

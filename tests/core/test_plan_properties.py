@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
 from typing import Any, get_args
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.uncompiled import printed_by
 
 from dataservice.core.plan import Plan
 from dataservice.core.settings import (
@@ -279,12 +277,4 @@ def fingerprint() -> str:
 
 def test_equal_in_a_fresh_process_without_compiled_code() -> None:
     code = "from tests.core.test_plan_properties import fingerprint; print(fingerprint())"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONHASHSEED": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert found.stdout.strip() == fingerprint()
+    assert printed_by(code, timeout_s=300) == fingerprint()
