@@ -31,6 +31,16 @@ class ShardRef:
     size_bytes: int
     mtime_ns: int
     """0 where the store has no mtime."""
+    packing: str = ""
+    """"": read as it is; "gz", "zst" or "zip" (the one file in it): compressed as a whole, places
+    count in the unpacked content; "parquet": places are row numbers."""
+    unpacked_bytes: int = 0
+    """Size of the unpacked content; 0 for the other packings."""
+
+    @property
+    def content_bytes(self) -> int:
+        """Size of what places count in, which is also that of a staged copy."""
+        return self.unpacked_bytes if self.packing in ("gz", "zst", "zip") else self.size_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +53,11 @@ class ImageSpec:
     stored_bytes: int
     size_bytes: int
     method: int
-    """Zip compression method: 0 stored, 8 deflate; -1 for a plain file."""
+    """Zip compression method, such as 0 stored and 8 deflate. -1: the `stored_bytes` at `offset` as
+    they are (a plain file, a tar's member); -2: image number `member` of the record at `offset` of
+    a record file; -3: column and number `member` of row `offset` of a Parquet file."""
     crc32: int
-    """-1 where unknown (a plain file)."""
+    """-1 where unknown (a plain file, a tar's member)."""
     width: int
     """Upright, before the resize, as the header says."""
     height: int

@@ -3,7 +3,8 @@
 Invariants: the bytes are a function of the spec, the shards' content, the settings and the holes
 alone, whatever thread comes first; the layout never depends on whether a picture could be had; a
 hole is zeros in the picture's patches and -100 in all labels of its sample; a record that cannot
-be had is padding, all its labels -100; of a sample that is cut off, images beyond the cut are not
+be had is padding, one document, all its labels -100; a record that is a list of records is as many
+documents, side by side; of a sample that is cut off, images beyond the cut are not
 read and no image is cut; nothing writes into the arrays after `build_pack` returned. Pictures are
 read and decoded largest first.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -31,21 +32,26 @@ from dataservice.errors import (
     StorageError,
     StorageTimeout,
 )
+from dataservice.pipeline.documents import (
+    document_keys,
+    documents_of,
+    image_doc_ids,
+    text_arrays,
+)
 from dataservice.pipeline.images import DecodeLimits, decode_pixels, patchify
 from dataservice.pipeline.pool import BuildPools, Job
 from dataservice.pipeline.specs import check_spec, grid, image_tokens, num_patches
 from dataservice.pipeline.text import Rendered, TextRenderer
-from dataservice.storage.records import parse_record
-from dataservice.storage.zips import read_member
+from dataservice.storage.members import read_image
+from dataservice.storage.recordfiles import read_record
+from dataservice.storage.records import RecordReader, reader_of
+from dataservice.storage.sources import RecordFormat
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 Text = Rendered | DataServiceError
 """A rendered sample, or why there is none."""
-
-IGNORE = -100
-"""The label of a token without loss."""
 
 
 class Reader(Protocol):
@@ -74,8 +80,8 @@ class BuiltPack:
 
     arrays: dict[str, NDArray[Any]]
     meta: dict[str, Any]
-    """pack_id, sample_keys (ItemSpec.piece_key), num_docs (padding not counted), holes
-    ("<hole key>: <reason>")."""
+    """pack_id, sample_keys (one a document: ItemSpec.piece_key, or in the same form the part of the
+    sample that the document is), num_docs (padding not counted), holes ("<hole key>: <reason>")."""
     new_holes: dict[str, str]
     """Hole key to reason and place, of the holes that were not known before."""
 
@@ -107,6 +113,7 @@ def build_pack(
     *,
     reader: Reader,
     renderer: TextRenderer,
+    formats: Mapping[str, RecordFormat],
     rules: VisionRules,
     holes: Mapping[str, str],
     storage_holes: bool,
@@ -115,6 +122,7 @@ def build_pack(
 ) -> BuiltPack:
     """Builds the pack; safe to call from several threads with one pool.
 
+    `formats` are those of the records, by source; the layout is the one that the index recognised.
     `holes` are the known ones: they are not read. A damaged picture or record, or a picture that
     takes too long to decode, becomes a new hole; one whose read fails only with `storage_holes`.
 
@@ -125,7 +133,7 @@ def build_pack(
     check_spec(spec, rules)
     pictures = _pictures(spec, rules)
     pixels = np.zeros((spec.num_patches, 3 * rules.patch * rules.patch), np.uint8)
-    build = _Build(spec, reader, renderer, rules, limits, pool)
+    build = _Build(spec, reader, renderer, formats, rules, limits, pool)
     try:
         build.start_pictures([p for p in pictures if p.key not in holes], pixels)
         texts = build.start_texts(holes)
@@ -141,16 +149,17 @@ def build_pack(
     for i in blank:
         rendered[i] = build.blank(spec.items[i])
     masked = {p.item for p in lost} | set(blank)
-    arrays = _text_arrays(spec, rendered, renderer.pad_token, masked)
+    documents = documents_of(spec, rendered)
+    arrays = text_arrays(spec, rendered, documents, renderer.pad_token, masked)
     arrays["pixel_values"] = pixels
     arrays["image_grid_thw"] = np.array(
         [[1, *grid(p.spec, rules)] for p in pictures], np.int32
     ).reshape(-1, 3)
-    arrays["image_doc_ids"] = np.array([p.item for p in pictures], np.int32)
+    arrays["image_doc_ids"] = image_doc_ids(spec, rendered, documents)
     meta = {
         "pack_id": spec.pack_id,
-        "sample_keys": [item.piece_key for item in spec.items],
-        "num_docs": len(spec.items),
+        "sample_keys": document_keys(spec, documents),
+        "num_docs": sum(map(len, documents)),
         "holes": [
             f"{key}: {all_holes[key]}"
             for key in dict.fromkeys(
@@ -169,6 +178,7 @@ class _Build:
         spec: PackSpec,
         reader: Reader,
         renderer: TextRenderer,
+        formats: Mapping[str, RecordFormat],
         rules: VisionRules,
         limits: DecodeLimits,
         pool: BuildPools,
@@ -176,6 +186,7 @@ class _Build:
         self._spec = spec
         self._reader = reader
         self._renderer = renderer
+        self._formats = formats
         self._rules = rules
         self._limits = limits
         self._pool = pool
@@ -221,7 +232,11 @@ class _Build:
         num_image_tokens = sum(image_tokens(image, self._rules) for image in item.kept)
         ids = np.full(item.total_tokens, self._renderer.pad_token, np.int32)
         ids[:num_image_tokens] = self._renderer.image_token
-        return Rendered(ids=ids, loss=np.zeros(item.total_tokens, np.bool_))
+        return Rendered(
+            ids=ids,
+            loss=np.zeros(item.total_tokens, np.bool_),
+            image_docs=(0,) * len(item.images),
+        )
 
     def start_pictures(self, pictures: list[_Picture], pixels: NDArray[np.uint8]) -> None:
         for picture in sorted(pictures, key=lambda p: -p.spec.width * p.spec.height):
@@ -286,7 +301,8 @@ class _Build:
 
     def _read_image(self, image: ImageSpec) -> bytes:
         shard = self._spec.shards[image.shard]
-        return self._undamaged(shard, lambda read: read_member(read, image, shard))
+        fmt = self._formats.get(shard.source)
+        return self._undamaged(shard, lambda read: read_image(read, image, shard, fmt))
 
     def _undamaged(self, shard: ShardRef, get: Callable[[Read], bytes]) -> bytes:
         """What `get` reads; when a staged copy turns out damaged, the origin decides."""
@@ -316,9 +332,8 @@ class _Build:
         """The tokens of the whole sample, checked against what the index counted."""
         shard = self._spec.shards[item.shard]
         line = self._undamaged(shard, lambda read: _record_line(read, item, shard))
-        placeholder = self._renderer.settings.placeholder
         try:
-            record = parse_record(line, layout=item.layout, placeholder=placeholder)
+            record = self._record_reader(item).read(line)
         except RecordError as error:
             raise _stale(item, shard, f"the record cannot be read: {error.reason}") from error
         if len(record.images) != len(item.images):
@@ -342,6 +357,11 @@ class _Build:
             self._check_cut(item, shard, rendered.ids[: item.stop])
         return rendered
 
+    def _record_reader(self, item: ItemSpec) -> RecordReader:
+        if item.source not in self._formats:
+            raise ValueError(f"no record format for the source {item.source} of {item.key}")
+        return reader_of(replace(self._formats[item.source], layout=item.layout))
+
     def _check_cut(self, item: ItemSpec, shard: ShardRef, kept: NDArray[np.int32]) -> None:
         """The tokens before the cut hold the kept images whole, and nothing of another."""
         renderer, number = self._renderer, item.kept_images
@@ -357,7 +377,7 @@ class _Build:
 
 
 def _record_line(read: Read, item: ItemSpec, shard: ShardRef) -> bytes:
-    line = read(shard, item.offset, item.length)
+    line = read_record(read, shard, item.offset, item.length)
     if len(line) != item.length or zlib.crc32(line) != item.crc32:
         raise RecordError(f"damaged record: other bytes than those indexed ({shard.url})")
     return line
@@ -384,23 +404,3 @@ def _pictures(spec: PackSpec, rules: VisionRules) -> list[_Picture]:
             pictures.append(_Picture(key=key, item=number, spec=image, patches=slice(start, stop)))
             start = stop
     return pictures
-
-
-def _text_arrays(
-    spec: PackSpec, rendered: list[Rendered], pad_token: int, masked: set[int]
-) -> dict[str, NDArray[Any]]:
-    """`masked` are the numbers of the items with a hole."""
-    ids = np.full(spec.pack_length, pad_token, np.int32)
-    labels = np.full(spec.pack_length, IGNORE, np.int32)
-    bounds = [0]
-    for number, (item, document) in enumerate(zip(spec.items, rendered, strict=True)):
-        piece = slice(item.start, item.stop)
-        place = slice(bounds[-1], bounds[-1] + item.stop - item.start)
-        ids[place] = document.ids[piece]
-        if number not in masked:
-            np.copyto(labels[place], document.ids[piece], where=document.loss[piece])
-            labels[place.start] = IGNORE
-        bounds.append(place.stop)
-    if bounds[-1] < spec.pack_length:
-        bounds.append(spec.pack_length)
-    return {"input_ids": ids, "labels": labels, "cu_seqlens": np.array(bounds, np.int32)}

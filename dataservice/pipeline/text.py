@@ -2,25 +2,27 @@
 
 Invariants: `count` tells what `render` gives, for every record; what the data says is always
 text, also where it spells a special token; an image is `<|vision_start|>`, one `<|image_pad|>` for
-each image token, `<|vision_end|>`; the first token of a document never carries loss, nor does any
-of the tokens of an image. Text between two special tokens is encoded by itself.
+each image token, `<|vision_end|>`; each document of a record is rendered as if it were alone; the
+first token of a document never carries loss, nor does any of the tokens of an image. Text between
+two special tokens is encoded by itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.errors import ConfigError, RecordError
 from dataservice.storage.counting import Counted
-from dataservice.storage.records import Record
+from dataservice.storage.records import Record, Role, Turn
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,17 +46,19 @@ class TextSettings:
     template: Literal["plain", "chatml"] = "chatml"
     loss: Literal["assistant", "all"] = "assistant"
     """Which turns carry loss; plain text carries it in either case."""
-    placeholder: str = "<image>"
-    """Where an image stands in the text of a turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
-    """A whole document."""
+    """A whole record."""
 
     ids: NDArray[np.int32]
     loss: NDArray[np.bool_]
     """True where the token's label takes part in the loss."""
+    starts: tuple[int, ...] = (0,)
+    """The first token of each of its documents."""
+    image_docs: tuple[int, ...] = ()
+    """By image: the number of the document that it stands in."""
 
 
 class Tokenizer(Protocol):
@@ -65,6 +69,9 @@ class Tokenizer(Protocol):
     fingerprint: str
 
     def encode(self, text: str) -> Sequence[int] | NDArray[np.int32]: ...
+
+    def count(self, text: str) -> int:
+        """The number of tokens that `encode` gives."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -81,6 +88,9 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def count(self, text: str) -> int:
+        return len(text) if text.isascii() else len(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self._pieces[i] for i in ids).decode(errors="replace")
@@ -125,16 +135,20 @@ class FileTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def count(self, text: str) -> int:
+        return len(self.encode(text))
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-_IMAGE = -1
+_Ids = tuple[int, ...]
+_IMAGE: _Ids = ()
 """Stands for one image, markup and all, in the parts of a document."""
 _IMAGE_MARKUP = 2
 """IMAGE_START and IMAGE_END."""
-_Part = tuple["str | int", bool]
-"""Text to encode, the id of a special token, or _IMAGE; and whether it carries loss."""
+_Part = tuple[str | _Ids, bool]
+"""Text to encode, tokens, or _IMAGE; and whether it carries loss."""
 
 
 class TextRenderer:
@@ -145,8 +159,6 @@ class TextRenderer:
             raise ConfigError(f"template: {settings.template!r} is neither 'plain' nor 'chatml'")
         if settings.loss not in ("assistant", "all"):
             raise ConfigError(f"loss: {settings.loss!r} is neither 'assistant' nor 'all'")
-        if not settings.placeholder:
-            raise ConfigError("placeholder: is empty; give the text that stands for an image")
         self.settings = settings
         self._tokenizer = tokenizer
         self.special_tokens = special = tokenizer.special
@@ -154,8 +166,13 @@ class TextRenderer:
         self.pad_token = special[END_OF_TEXT]
         self.image_token = special[IMAGE_PAD]
         self.image_start, self.image_end = special[IMAGE_START], special[IMAGE_END]
-        self._end_of_text = special[END_OF_TEXT]
-        self._turn_start, self._turn_end = special[TURN_START], special[TURN_END]
+        self._end_of_text = (special[END_OF_TEXT],)
+        self._turn_end = (special[TURN_END],)
+        self._line_feed = self._ids("\n")
+        self._turn_heads = {
+            role: (special[TURN_START], *self._ids(f"{role}\n")) for role in get_args(Role)
+        }
+        self._loss_everywhere = settings.loss == "all"
         covered = {**asdict(settings), "tokenizer": tokenizer.fingerprint}
         text = json.dumps([RENDER_VERSION, covered], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
@@ -169,21 +186,31 @@ class TextRenderer:
 
     def count(self, record: Record) -> Counted:
         """`storage.counting.RecordCounter`; raises RecordError as `render` does."""
-        text_tokens = loss_tokens = 0
+        num_tokens = num_loss = 0
         positions: list[int] = []
-        for what, loss in self._parts(record):
-            if what == _IMAGE:
-                positions.append(text_tokens)
-                text_tokens += _IMAGE_MARKUP
-                continue
-            size = len(self._encode(what)) if isinstance(what, str) else 1
-            loss_tokens += size if loss else 0
-            if text_tokens == 0 and size and loss:
-                loss_tokens -= 1
-            text_tokens += size
+        count = self._tokenizer.count
+        try:
+            for turns in _documents(record):
+                unseen = True
+                for what, loss in self._parts(turns):
+                    if isinstance(what, str):
+                        size = count(what)
+                    elif what:
+                        size = len(what)
+                    else:
+                        positions.append(num_tokens)
+                        size = _IMAGE_MARKUP
+                    num_tokens += size
+                    if loss:
+                        num_loss += size
+                    if unseen and size:
+                        unseen, num_loss = False, num_loss - loss
+        except UnicodeEncodeError as error:
+            raise _not_unicode(error) from error
+        _check_images(len(positions), record)
         return Counted(
-            text_tokens=text_tokens,
-            loss_tokens=loss_tokens,
+            text_tokens=num_tokens,
+            loss_tokens=num_loss,
             image_positions=tuple(positions),
             image_markup=_IMAGE_MARKUP,
         )
@@ -191,77 +218,106 @@ class TextRenderer:
     def render(self, record: Record, image_tokens: Sequence[int]) -> Rendered:
         """`image_tokens[i]` is the number of image tokens of the record's image i.
 
-        Raises RecordError for text that is not valid Unicode, or with another number of
-        placeholders than of images, ValueError for another number of sizes than of images.
+        Raises RecordError for text that is not valid Unicode, or with another number of places
+        than of images, ValueError for another number of sizes than of images.
         """
         if len(image_tokens) != len(record.images):
             raise ValueError(f"{len(image_tokens)} sizes for {len(record.images)} images")
+        _check_images(sum(len(turn.pieces) - 1 for turn in record.turns), record)
         sizes = iter(image_tokens)
-        pieces: list[NDArray[np.int32]] = []
+        ids: list[NDArray[np.int32]] = []
         losses: list[NDArray[np.bool_]] = []
-        for what, loss in self._parts(record):
-            if isinstance(what, str):
-                piece = np.asarray(self._encode(what), np.int32)
-            elif what == _IMAGE:
-                piece = np.full(next(sizes) + _IMAGE_MARKUP, self.image_token, np.int32)
-                piece[0], piece[-1] = self.image_start, self.image_end
-            else:
-                piece = np.array([what], np.int32)
-            pieces.append(piece)
-            losses.append(np.full(len(piece), loss))
-        ids, loss_mask = np.concatenate(pieces), np.concatenate(losses)
-        loss_mask[0] = False
-        return Rendered(ids=ids, loss=loss_mask)
+        image_docs: list[int] = []
+        starts = [0]
+        for number, turns in enumerate(_documents(record)):
+            first = len(ids)
+            for what, loss in self._parts(turns):
+                if isinstance(what, str):
+                    part = self._encode(what)
+                elif what:
+                    part = np.array(what, np.int32)
+                else:
+                    part = np.full(next(sizes) + _IMAGE_MARKUP, self.image_token, np.int32)
+                    part[0], part[-1] = self.image_start, self.image_end
+                    image_docs.append(number)
+                ids.append(part)
+                losses.append(np.full(len(part), loss))
+            starts.append(starts[-1] + sum(map(len, ids[first:])))
+        loss_mask = np.concatenate(losses)
+        loss_mask[starts[:-1]] = False
+        return Rendered(
+            ids=np.concatenate(ids),
+            loss=loss_mask,
+            starts=tuple(starts[:-1]),
+            image_docs=tuple(image_docs),
+        )
 
     def decode(self, ids: Sequence[int] | NDArray[np.int32]) -> str:
         """The text of ids, special tokens by their names."""
         return self._tokenizer.decode([int(i) for i in ids])
 
-    def _encode(self, text: str) -> Sequence[int] | NDArray[np.int32]:
+    def _ids(self, text: str) -> _Ids:
+        return tuple(int(token) for token in self._tokenizer.encode(text))
+
+    def _encode(self, text: str) -> NDArray[np.int32]:
         try:
-            return self._tokenizer.encode(text)
+            return np.asarray(self._tokenizer.encode(text), np.int32)
         except UnicodeEncodeError as error:
-            raise RecordError(f"text is not valid Unicode: {error}") from error
+            raise _not_unicode(error) from error
 
-    def _parts(self, record: Record) -> Iterator[_Part]:
-        found = sum(turn.text.count(self.settings.placeholder) for turn in record.turns)
-        if found != len(record.images):
-            raise RecordError(
-                f"{found} placeholders {self.settings.placeholder!r} in the text, "
-                f"but {len(record.images)} images"
-            )
-        if self.settings.template == "plain" or all(t.role == "text" for t in record.turns):
-            yield from self._plain(record)
-        else:
-            yield from self._chatml(record)
+    def _parts(self, turns: Sequence[Turn]) -> list[_Part]:
+        """Of one document; never none."""
+        if self.settings.template == "plain" or all(turn.role == "text" for turn in turns):
+            return self._plain(turns)
+        return self._chatml(turns)
 
-    def _plain(self, record: Record) -> Iterator[_Part]:
+    def _plain(self, turns: Sequence[Turn]) -> list[_Part]:
         """Turns joined by a line feed, then the end of text; each is its turn's end token."""
-        last = len(record.turns) - 1
+        parts: list[_Part] = []
         loss = False
-        for number, turn in enumerate(record.turns):
+        for number, turn in enumerate(turns):
+            if number:
+                parts.append((self._line_feed, loss))
             loss = self._carries_loss(turn.role)
-            yield from self._text(turn.text, loss)
-            if number < last:
-                yield "\n", loss
-        yield self._end_of_text, loss
+            _add_text(parts, turn.pieces, loss)
+        parts.append((self._end_of_text, loss))
+        return parts
 
-    def _chatml(self, record: Record) -> Iterator[_Part]:
-        everywhere = self.settings.loss == "all"
-        for turn in record.turns:
+    def _chatml(self, turns: Sequence[Turn]) -> list[_Part]:
+        everywhere = self._loss_everywhere
+        parts: list[_Part] = []
+        for turn in turns:
             loss = self._carries_loss(turn.role)
-            yield self._turn_start, everywhere
-            yield f"{turn.role}\n", everywhere
-            yield from self._text(turn.text, loss)
-            yield self._turn_end, loss
-            yield "\n", everywhere
+            parts.append((self._turn_heads[turn.role], everywhere))
+            _add_text(parts, turn.pieces, loss)
+            parts.append((self._turn_end, loss))
+            parts.append((self._line_feed, everywhere))
+        return parts
 
     def _carries_loss(self, role: str) -> bool:
-        return self.settings.loss == "all" or role in ("assistant", "text")
+        return self._loss_everywhere or role in ("assistant", "text")
 
-    def _text(self, text: str, loss: bool) -> Iterator[_Part]:
-        for number, chunk in enumerate(text.split(self.settings.placeholder)):
-            if number:
-                yield _IMAGE, False
-            if chunk:
-                yield chunk, loss
+
+def _documents(record: Record) -> list[Sequence[Turn]]:
+    """The turns of each."""
+    if record.starts == (0,):
+        return [record.turns]
+    bounds = [*record.starts, len(record.turns)]
+    return [record.turns[a:b] for a, b in pairwise(bounds)]
+
+
+def _add_text(parts: list[_Part], pieces: Sequence[str], loss: bool) -> None:
+    for number, piece in enumerate(pieces):
+        if number:
+            parts.append((_IMAGE, False))
+        if piece:
+            parts.append((piece, loss))
+
+
+def _check_images(places: int, record: Record) -> None:
+    if places != len(record.images):
+        raise RecordError(f"{places} places in the text, but {len(record.images)} images")
+
+
+def _not_unicode(error: UnicodeEncodeError) -> RecordError:
+    return RecordError(f"text is not valid Unicode: {error}")

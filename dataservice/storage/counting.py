@@ -6,14 +6,14 @@ sizes of images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from dataservice.storage.records import Record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of a record."""
 
     text_tokens: int

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 def _patches_of(data: bytes, target_width: int, target_height: int, patch: int, merge: int):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        image = _rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
         if image.size != (target_width, target_height):
             image = image.resize((target_width, target_height), Image.Resampling.BICUBIC)
         pixels = np.asarray(image)
@@ -21,6 +21,16 @@ def _patches_of(data: bytes, target_width: int, target_height: int, patch: int, 
     grid = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
     grid = grid.transpose(0, 3, 1, 4, 6, 2, 5)
     return grid.reshape(rows * columns, 3 * patch * patch)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "I;16":
+        return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    values = np.asarray(image.convert("RGBA")).astype(np.float64)
+    alpha = values[..., 3:] / 255
+    return Image.fromarray(np.rint(values[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8))
 
 
 def _slow_patches(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:

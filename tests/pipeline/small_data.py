@@ -16,8 +16,10 @@ from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
 from dataservice.core.vision import VisionRules, target_size
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.records import parse_record
+from dataservice.storage.sources import RecordFormat
 
 RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
+FORMATS = {"src": RecordFormat()}
 SIZES = {"small.png": (24, 16), "large.jpg": (90, 61), "tall.jpg": (20, 70), "bad.jpg": (64, 64)}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline.small_data import RULES, Data, num_patches, talk
+from pipeline.small_data import FORMATS, RULES, Data, num_patches, talk
 
 from dataservice.core.packspec import ItemSpec, PackSpec, ShardRef
 from dataservice.errors import StaleIndexError
@@ -45,6 +45,7 @@ class Built:
         values = {
             "reader": self.reader,
             "renderer": self.text,
+            "formats": FORMATS,
             "rules": RULES,
             "holes": {},
             "storage_holes": False,

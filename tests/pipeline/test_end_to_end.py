@@ -34,10 +34,10 @@ HOLE = "images/cell-081.jpg"
 def packs(tmp_path_factory: pytest.TempPathFactory) -> list[BuiltPack]:
     """Every pack of one epoch."""
     names = ("text", "caption", "multi")
-    sources = [SourceFiles(name=n, jsonl=(str(DATA / n / "*.jsonl"),)) for n in names]
+    sources = [SourceFiles(name=n, records=(str(DATA / n / "*.jsonl"),)) for n in names]
     renderer = TextRenderer.build(TextSettings())
     index_dir = str(tmp_path_factory.mktemp("index"))
-    report = build_index(sources, index_dir, counter=renderer, progress=None)
+    report = build_index(sources, index_dir, counter=lambda: renderer)
     assert (report.num_samples, report.num_rejected) == (650, 0)
     index = Index.open(index_dir)
     settings = PlanSettings(
@@ -64,6 +64,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> list[BuiltPack]:
                         spec,
                         reader=reader,
                         renderer=renderer,
+                        formats={source.name: source.format for source in sources},
                         rules=RULES,
                         holes={},
                         storage_holes=False,

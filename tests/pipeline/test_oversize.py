@@ -32,7 +32,7 @@ from dataservice.storage.index import Index
 from dataservice.storage.index_build import build_index
 from dataservice.storage.objects import ShardReader
 from dataservice.storage.records import parse_record
-from dataservice.storage.sources import SourceFiles
+from dataservice.storage.sources import RecordFormat, SourceFiles
 
 PACK_LENGTH = 128
 RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
@@ -86,8 +86,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         write_data(folder / "data")
         self.text = TextRenderer.build(TextSettings())
-        sources = [SourceFiles(name=n, jsonl=(f"{folder}/data/{n}-*.jsonl",)) for n in SOURCES]
-        report = build_index(sources, str(folder / "index"), counter=self.text)
+        sources = [SourceFiles(name=n, records=(f"{folder}/data/{n}-*.jsonl",)) for n in SOURCES]
+        report = build_index(sources, str(folder / "index"), counter=lambda: self.text)
         assert (report.num_samples, report.num_rejected) == (126, 0)
         self.index = Index.open(str(folder / "index"))
         self.lines = {}
@@ -130,6 +130,7 @@ class World:
             spec,
             reader=self.reader,
             renderer=self.text,
+            formats=dict.fromkeys(SOURCES, RecordFormat()),
             rules=RULES,
             holes={},
             storage_holes=False,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,11 +42,15 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def turn(role: str, text: str) -> Turn:
-    return Turn(role=role, text=text)  # type: ignore[arg-type]
+    """With an image at each "<image>"."""
+    return Turn(role=role, pieces=tuple(text.split("<image>")))  # type: ignore[arg-type]
 
 
-def record(*turns: Turn, images: int = 0) -> Record:
-    return Record(layout="llava", turns=turns, images=tuple(f"{i}.jpg" for i in range(images)))
+def record(*turns: Turn, starts: tuple[int, ...] = (0,)) -> Record:
+    images = tuple(f"{i}.jpg" for i in range(sum(len(t.pieces) - 1 for t in turns)))
+    return Record(
+        layout="llava", turns=turns, images=images, starts=starts, sizes=(None,) * len(images)
+    )
 
 
 TALK = record(
@@ -54,7 +59,6 @@ TALK = record(
     turn("assistant", "A bus."),
     turn("user", "Sure?"),
     turn("assistant", "Yes."),
-    images=2,
 )
 
 
@@ -104,7 +108,7 @@ def test_plain_by_hand() -> None:
 
 def test_loss_on_all_text_leaves_out_images_and_the_first_token() -> None:
     text = renderer(template="chatml", loss="all")
-    rec = record(turn("user", "a<image>b"), turn("assistant", "c"), images=1)
+    rec = record(turn("user", "a<image>b"), turn("assistant", "c"))
     assert masked_text(text, rec, [3]) == (
         "user\na|b<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n"
     )
@@ -140,16 +144,21 @@ ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
-    if draw(st.booleans()):
-        texts = draw(st.lists(TEXTS, min_size=1, max_size=2))
-        return placed([("text", text) for text in texts])
+    """Of one document or several, some of text alone."""
+    turns: list[Turn] = []
+    starts = []
     chunks = st.lists(TEXTS, min_size=1, max_size=4).map("<image>".join)
-    return placed(draw(st.lists(st.tuples(ROLES, chunks), min_size=1, max_size=4)))
+    for _ in range(draw(st.integers(1, 3))):
+        starts.append(len(turns))
+        roles = st.just("text") if draw(st.booleans()) else ROLES
+        turns += draw(st.lists(st.builds(turn, roles, chunks), min_size=1, max_size=3))
+    return record(*turns, starts=tuple(starts))
 
 
-def placed(turns: list[tuple[str, str]]) -> Record:
-    count = sum(text.count("<image>") for _, text in turns)
-    return record(*(turn(role, text) for role, text in turns), images=count)
+def documents(rec: Record) -> list[Record]:
+    """Each as a record of its own."""
+    bounds = [*rec.starts, len(rec.turns)]
+    return [record(*rec.turns[a:b]) for a, b in pairwise(bounds)]
 
 
 @pytest.mark.parametrize("template", ["plain", "chatml"])
@@ -167,7 +176,7 @@ def test_count_equals_render(kind, template, loss, tokenizer_file, rec, data) ->
     assert counted.text_tokens + sum(sizes) == len(rendered.ids) == len(rendered.loss)
     assert counted.loss_tokens == rendered.loss.sum()
     assert spans_of(counted, sizes) == spans_in(text, rendered.ids)
-    assert not rendered.loss[0]
+    assert not rendered.loss[list(rendered.starts)].any()
     assert (rendered.ids == text.image_token).sum() == sum(sizes)
     assert not rendered.loss[rendered.ids == text.image_token].any()
     assert 0 <= rendered.ids.min() and rendered.ids.max() < text.vocab_size
@@ -195,7 +204,8 @@ def spans_in(text: TextRenderer, ids: np.ndarray) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("template", ["plain", "chatml"])
 def test_positions_of_images_first_last_and_side_by_side(kind, template, tokenizer_file) -> None:
     text = renderer(tokenizer="bytes" if kind == "bytes" else tokenizer_file, template=template)
-    rec = placed([("user", "<image><image>fox"), ("assistant", "<image>"), ("user", "dog<image>")])
+    turns = [("user", "<image><image>fox"), ("assistant", "<image>"), ("user", "dog<image>")]
+    rec = record(*(turn(*said) for said in turns))
     sizes = [3, 1, 4, 2]
     counted = text.count(rec)
     spans = spans_of(counted, sizes)
@@ -226,15 +236,42 @@ def test_text_between_special_tokens_is_the_source_text(kind, tokenizer_file, re
 
 
 def expected_text(rec: Record) -> str:
-    if all(t.role == "text" for t in rec.turns):
-        return "\n".join(t.text for t in rec.turns).replace("<image>", "")
-    return "".join(f"{t.role}\n{t.text}\n" for t in rec.turns).replace("<image>", "")
+    found = []
+    for document in documents(rec):
+        texts = [("".join(t.pieces), t.role) for t in document.turns]
+        if all(role == "text" for _, role in texts):
+            found.append("\n".join(text for text, _ in texts))
+        else:
+            found += [f"{role}\n{text}\n" for text, role in texts]
+    return "".join(found)
+
+
+@pytest.mark.parametrize("template", ["plain", "chatml"])
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+@given(rec=records(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_documents_are_rendered_as_if_alone(template, loss, rec, data) -> None:
+    text = renderer(template=template, loss=loss)
+    number = len(rec.images)
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
+    whole, at = text.render(rec, sizes), 0
+    alone = []
+    for document in documents(rec):
+        alone.append(text.render(document, sizes[at : at + len(document.images)]))
+        at += len(document.images)
+    assert whole.ids.tolist() == [token for part in alone for token in part.ids.tolist()]
+    assert whole.loss.tolist() == [loss for part in alone for loss in part.loss.tolist()]
+    lengths = [len(part.ids) for part in alone]
+    assert whole.starts == tuple(accumulate(lengths[:-1], initial=0))
+    docs = [doc for doc, part in enumerate(documents(rec)) for _ in part.images]
+    assert whole.image_docs == tuple(docs)
 
 
 def test_special_names_in_a_text_are_text(tokenizer_file) -> None:
     for name in ("bytes", tokenizer_file):
         text = renderer(tokenizer=name)
         rec = record(turn("text", "".join(SPECIAL_TOKENS)))
+        assert text.decode(text.render(rec, []).ids[:-1]) == "".join(SPECIAL_TOKENS)
         ids = text.render(rec, []).ids
         assert ids[-1] == text.pad_token
         assert not set(ids[:-1].tolist()) & set(text.special_tokens.values())
@@ -272,10 +309,10 @@ def test_unknown_settings_are_named(field) -> None:
         renderer(**{field: "x"})
 
 
-def test_wrong_number_of_placeholders() -> None:
+def test_wrong_number_of_images() -> None:
     rec = Record(layout="llava", turns=(turn("user", "<image>"),), images=())
     for call in (lambda t: t.count(rec), lambda t: t.render(rec, [])):
-        with pytest.raises(RecordError, match="1 placeholders '<image>' in the text, but 0"):
+        with pytest.raises(RecordError, match="1 places in the text, but 0 images"):
             call(renderer())
     with pytest.raises(ValueError, match="1 sizes for 2 images"):
         renderer().render(TALK, [1])
@@ -299,15 +336,6 @@ def test_fingerprint_covers_settings_and_content_but_not_the_place(tmp_path) -> 
         renderer(tokenizer=str(tmp_path / "c.json")),
         renderer(tokenizer=first, template="plain"),
         renderer(tokenizer=first, loss="all"),
-        renderer(tokenizer=first, placeholder="<img>"),
         renderer(),
     ]
-    assert len({same, *(other.fingerprint for other in others)}) == 6
-
-
-def test_other_placeholder() -> None:
-    text = renderer(placeholder="<img>", template="plain")
-    rec = Record(layout="llava", turns=(turn("user", "<image><img>x"),), images=("a",))
-    assert text.decode(text.render(rec, [1]).ids) == (
-        "<image><|vision_start|><|image_pad|><|vision_end|>x<|endoftext|>"
-    )
+    assert len({same, *(other.fingerprint for other in others)}) == 5

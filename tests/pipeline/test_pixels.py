@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dataservice.errors import ImageError
+from dataservice.pipeline.pixels import load_rgb, picture_header, to_8_bits
+
+LIMIT = 178_956_970
+
+
+def rgb_of(data: bytes, max_pixels: int = LIMIT) -> np.ndarray:
+    header = picture_header(data, max_pixels)
+    rgb = load_rgb(data, header)
+    assert rgb.mode == "RGB" and rgb.size == (header.width, header.height)
+    return np.asarray(rgb)
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    stored = io.BytesIO()
+    image.save(stored, kind, **options)
+    return stored.getvalue()
+
+
+def noise(width: int, height: int, channels: int = 3) -> np.ndarray:
+    rng = np.random.Generator(np.random.Philox(7))
+    small = rng.integers(0, 256, (height // 4 + 1, width // 4 + 1, channels), np.uint8)
+    return np.repeat(np.repeat(small, 4, 0), 4, 1)[:height, :width].squeeze()
+
+
+RGB = Image.fromarray(noise(96, 64))
+PALETTE = RGB.quantize(40)
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: bytes) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    parts = [header, *extra, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+# ---- colour --------------------------------------------------------------------------------------
+
+
+def test_sixteen_bits_are_divided_by_257() -> None:
+    every = np.arange(65_536, dtype=np.uint16)
+    assert (to_8_bits(every) == np.rint(every / 257)).all()
+    assert (to_8_bits(np.array([-5, 0, 65_535, 70_000], np.int32)) == [0, 0, 255, 255]).all()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_transparent_grey_lies_over_white_at_every_depth(depth: int) -> None:
+    """A row that holds black, a middle grey that is transparent, and white."""
+    top = (1 << depth) - 1
+    clear = top // 2
+    values = [0, clear, top]
+    bits = "".join(f"{value:0{depth}b}" for value in values)
+    bits += "0" * (-len(bits) % 8)
+    row = b"\0" + int(bits, 2).to_bytes(len(bits) // 8, "big")
+    data = png(3, 1, depth, 0, row, chunk(b"tRNS", struct.pack(">H", clear)))
+    expected = [255 if value == clear else round(value * 255 / top) for value in values]
+    assert rgb_of(data)[0, :, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_transparent_rgb_lies_over_white(depth: int) -> None:
+    form = ">BBB" if depth == 8 else ">HHH"
+    colours = [(10, 20, 30), (40, 50, 60)]
+    if depth == 16:
+        colours = [tuple(v * 257 for v in colour) for colour in colours]
+    row = b"\0" + b"".join(struct.pack(form, *colour) for colour in colours)
+    data = png(2, 1, depth, 2, row, chunk(b"tRNS", struct.pack(">HHH", *colours[1])))
+    assert rgb_of(data)[0].tolist() == [[10, 20, 30], [255, 255, 255]]
+
+
+def test_alpha_is_blended_with_white() -> None:
+    pixels = np.array([[[200, 100, 0, 255], [200, 100, 0, 128], [200, 100, 0, 0]]], np.uint8)
+    got = rgb_of(encoded(Image.fromarray(pixels), "PNG"))[0]
+    assert got.tolist() == [[200, 100, 0], [227, 177, 127], [255, 255, 255]]
+
+
+def test_an_empty_transparency_chunk_makes_nothing_transparent() -> None:
+    palette = chunk(b"PLTE", bytes([9, 8, 7]))
+    data = png(1, 1, 8, 3, b"\0\0", palette, chunk(b"tRNS", b""))
+    assert rgb_of(data).tolist() == [[[9, 8, 7]]]
+
+
+def test_cmyk_of_a_jpeg_is_inverted_ink() -> None:
+    ink = np.zeros((16, 16, 4), np.uint8)
+    ink[..., 0] = 255  # cyan, as Pillow counts; a JPEG stores the inverse
+    got = rgb_of(encoded(Image.fromarray(ink, "CMYK"), "JPEG", quality=95))
+    assert np.abs(got.astype(int) - [0, 255, 255]).max() <= 3
+
+
+def test_samples_of_32_bits_are_refused() -> None:
+    data = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
+    with pytest.raises(ImageError, match=r"^unsupported format: TIFF with samples of 32 bits"):
+        rgb_of(data)
+
+
+# ---- the first picture ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_only_the_first_frame_is_decoded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = PALETTE, PALETTE.rotate(180)
+    if kind != "GIF":
+        first, second = first.convert("RGB"), second.convert("RGB")
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    data = encoded(first, kind, save_all=True, append_images=[second, first], **lossless)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.seek", None)
+    assert (rgb_of(data) == rgb_of(encoded(first, kind, **lossless))).all()
+
+
+def test_further_pictures_behind_a_jpeg_are_not_looked_at() -> None:
+    data = encoded(RGB, "MPO", save_all=True, append_images=[RGB.rotate(180)])
+    assert picture_header(data, LIMIT).format == "JPEG"
+    assert np.abs(rgb_of(data).astype(int) - np.asarray(RGB)).mean() < 20
+    assert (rgb_of(data + b"\0" * 100) == rgb_of(data)).all()
+
+
+# ---- what a file claims --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_text_that_inflates_to_gigabytes_is_not_read(behind: bool) -> None:
+    deflater = zlib.compressobj(9)
+    bomb = b"".join(deflater.compress(b"\0" * 2**20) for _ in range(64)) + deflater.flush()
+    texts = [
+        chunk(b"zTXt", b"Comment\0\0" + bomb),
+        chunk(b"iTXt", b"Comment\0\1\0\0\0" + bomb),
+        chunk(b"iCCP", b"profile\0\0" + bomb),
+        struct.pack(">I", 4) + b"tEXta\0bc" + b"bad!",
+    ]
+    plain = encoded(RGB, "PNG")
+    at = plain.rindex(b"IEND") - 4 if behind else plain.index(b"IDAT") - 4
+    assert (rgb_of(plain[:at] + b"".join(texts) + plain[at:]) == np.asarray(RGB)).all()
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused() -> None:
+    data = encoded(RGB, "JPEG", progressive=True)
+    scan = data.index(b"\xff\xda")
+    data = data[:scan] + data[scan : scan + 12] * 30_000 + data[scan:]
+    with pytest.raises(ImageError, match=r"^too many pixels: JPEG of 96x64 in 300\d\d scans"):
+        rgb_of(data, max_pixels=100_000)
+
+
+def test_a_png_without_its_checksums_right_is_refused() -> None:
+    data = bytearray(encoded(RGB, "PNG"))
+    data[data.index(b"IDAT") + 40] ^= 1
+    with pytest.raises(ImageError, match=r"^corrupt PNG: a wrong CRC of chunk 'IDAT'"):
+        rgb_of(bytes(data))
+
+
+GOOD = {
+    "JPEG": encoded(RGB, "JPEG"),
+    "progressive": encoded(RGB, "JPEG", progressive=True),
+    "PNG": encoded(RGB, "PNG"),
+    "palette": encoded(PALETTE, "PNG"),
+    "WEBP": encoded(RGB, "WEBP"),
+    "lossless": encoded(RGB, "WEBP", lossless=True),
+    "GIF": encoded(PALETTE, "GIF"),
+    "BMP": encoded(RGB, "BMP"),
+    "TIFF": encoded(RGB, "TIFF"),
+    "PPM": encoded(RGB, "PPM"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_cut_file_never_gives_other_pixels(name: str) -> None:
+    data = GOOD[name]
+    whole = rgb_of(data)
+    said = set()
+    for cut in random.Random(3).sample(range(len(data)), 60):
+        try:
+            assert (rgb_of(data[:cut]) == whole).all()
+        except ImageError as error:
+            said.add(str(error).split()[0])
+    assert "truncated" in said
+
+
+@given(
+    name=st.sampled_from(sorted(GOOD)),
+    changes=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=8),
+    cut=st.integers(0, 2**16),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_change_decodes_or_is_an_image_error(name, changes, cut) -> None:
+    data = bytearray(GOOD[name])
+    for at, value in changes:
+        data[at % len(data)] = value
+    data = bytes(data[: max(cut, 64)])
+    try:
+        rgb_of(data, max_pixels=2_000_000)
+    except ImageError as error:
+        said = error.reason
+    else:
+        said = "decoded"
+    assert len(said) > 5 and "0x7f" not in said
+
+
+@given(data=st.binary(max_size=400))
+@settings(max_examples=100, deadline=None)
+def test_bytes_that_are_no_picture(data) -> None:
+    with pytest.raises(ImageError):
+        rgb_of(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty: the file has no bytes"),
+        (b"<!DOCTYPE html><html><body>404</body>", "not an image: an HTML page"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<svg xmlns=''/>", "unsupported format: SVG"),
+        (b"\0\0\0\x20ftypheic", "unsupported format: HEIC"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "unsupported format: RIFF WAVE"),
+        (b'{"error": "not found"}', "not an image in a known format"),
+        (b"\xff\xd8\xff\xc1\0\x11\x0c\0\x20\0\x20\3" + bytes(30), "unsupported format: JPEG of 12"),
+    ],
+    ids="empty html svg heic wave json twelve-bit".split(),
+)
+def test_reasons_are_of_a_known_kind(data: bytes, reason: str) -> None:
+    with pytest.raises(ImageError, match="^" + reason):
+        rgb_of(data)
