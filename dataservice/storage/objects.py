@@ -27,12 +27,15 @@ from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
 from dataservice.storage.backends import (
     Backend,
     FileCache,
-    FsspecBackend,
     LocalBackend,
     ObjectStat,
     local_path,
 )
 from dataservice.storage.deadline import ReaderPool
+from dataservice.storage.forks import renew_in_children
+from dataservice.storage.packed.forward import ForwardReader
+from dataservice.storage.packed.unpacking import PACKINGS
+from dataservice.storage.remote import FsspecBackend
 
 _LOG = logging.getLogger(__name__)
 
@@ -193,22 +196,35 @@ class ShardReader:
         self._deadline_s = deadline_s
         self._store = store or Store(attempts=retries + 1)
         self._staged = FileCache()
-        self._count_lock = threading.Lock()
+        self._forward = ForwardReader(self._read_stored)
+        self.after_fork()
+        renew_in_children(self)
         self._next_sweep = 0.0
         self.origin_bytes = 0
         self.staged_bytes = 0
+
+    def after_fork(self) -> None:
+        self._count_lock = threading.Lock()
 
     @property
     def stuck_reads(self) -> int:
         return self._store.stuck_reads
 
     def read(self, shard: ShardRef, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes.
+        """Exactly `size` bytes of the shard's content (unpacked, where it is gz, zst or zip).
 
         Raises StaleIndexError (naming the shard) when the shard is not what the index saw,
-        StorageError when it cannot be had for now, StorageTimeout at the deadline.
+        StorageError when it cannot be had for now, StorageTimeout at the deadline, RecordError
+        when it is packed and damaged.
         """
-        return self._read(shard, offset, size, lambda: self._read_once(shard, offset, size))
+        _check_range(shard, offset, size)
+        if shard.packing not in PACKINGS:
+            data, staged = self._run(shard, offset, lambda: self._read_once(shard, offset, size))
+            return self._count(data, staged)
+        copy = self._run(shard, offset, lambda: self._read_staged(shard, offset, size))
+        if copy is not None:
+            return self._count(copy, True)
+        return self._count(self._read_packed(shard, offset, size), False)
 
     def has_copy(self, shard: ShardRef) -> bool:
         """Whether reads of the shard come from a staged copy now."""
@@ -216,9 +232,11 @@ class ShardReader:
 
     def read_origin(self, shard: ShardRef, offset: int, size: int) -> bytes:
         """As `read`, past the staged copy: for bytes of it that turned out damaged."""
-        return self._read(
-            shard, offset, size, lambda: (self._read_from_origin(shard, offset, size), False)
-        )
+        _check_range(shard, offset, size)
+        if shard.packing in PACKINGS:
+            return self._count(self._read_packed(shard, offset, size), False)
+        data = self._run(shard, offset, lambda: self._read_from_origin(shard, offset, size))
+        return self._count(data, False)
 
     def drop_copy(self, shard: ShardRef) -> None:
         """Removes a damaged staged copy; the stager makes a new one when the shard is needed."""
@@ -229,34 +247,12 @@ class ShardReader:
                 os.unlink(path)
             _LOG.warning("the staged copy of %s is damaged: removed", _name(shard))
 
-    def _read(
-        self, shard: ShardRef, offset: int, size: int, once: Callable[[], tuple[bytes, bool]]
-    ) -> bytes:
-        if offset < 0 or size < 0 or offset + size > shard.size_bytes:
-            raise StaleIndexError(
-                f"{_name(shard)} has {shard.size_bytes} bytes, but {size} are wanted at {offset}: "
-                "the index does not belong to it; run `dataservice index` again"
-            )
-        try:
-            data, staged = self._store.run(
-                once,
-                f"read {_name(shard)} at {offset}",
-                self._deadline_s,
-            )
-        except FileNotFoundError as error:
-            raise StorageError(f"{_name(shard)} is not there: {shard.url}") from error
-        with self._count_lock:
-            if staged:
-                self.staged_bytes += size
-            else:
-                self.origin_bytes += size
-        return data
-
     def sweep(self) -> int:
         """Close descriptors of evicted copies, so that their space is freed; returns how many."""
         return self._staged.discard_unlinked()
 
     def close(self) -> None:
+        self._forward.close()
         self._store.close()
         self._staged.close()
 
@@ -266,13 +262,38 @@ class ShardReader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _run(
+        self, shard: ShardRef, offset: int, call: Callable[[], T], deadline_s: float | None = None
+    ) -> T:
+        try:
+            return self._store.run(
+                call, f"read {_name(shard)} at {offset}", deadline_s or self._deadline_s
+            )
+        except FileNotFoundError as error:
+            raise StorageError(f"{_name(shard)} is not there: {shard.url}") from error
+
+    def _count(self, data: bytes, staged: bool) -> bytes:
+        with self._count_lock:
+            if staged:
+                self.staged_bytes += len(data)
+            else:
+                self.origin_bytes += len(data)
+        return data
+
     def _read_once(self, shard: ShardRef, offset: int, size: int) -> tuple[bytes, bool]:
-        cache_dir = self.cache_dir
-        if cache_dir is not None:
-            data = self._read_staged(staged_path(cache_dir, shard), shard, offset, size)
-            if data is not None:
-                return data, True
+        data = self._read_staged(shard, offset, size)
+        if data is not None:
+            return data, True
         return self._read_from_origin(shard, offset, size), False
+
+    def _read_packed(self, shard: ShardRef, offset: int, size: int) -> bytes:
+        return self._forward.read(shard, offset, size, deadline_s=self._deadline_s)
+
+    def _read_stored(self, shard: ShardRef, offset: int, size: int, deadline_s: float) -> bytes:
+        """Of a packed shard, bytes of the file."""
+        return self._run(
+            shard, offset, lambda: self._read_from_origin(shard, offset, size), deadline_s
+        )
 
     def _read_from_origin(self, shard: ShardRef, offset: int, size: int) -> bytes:
         backend = self._store.backend(shard.url)
@@ -292,16 +313,27 @@ class ShardReader:
             )
         return data
 
-    def _read_staged(self, path: str, shard: ShardRef, offset: int, size: int) -> bytes | None:
+    def _read_staged(self, shard: ShardRef, offset: int, size: int) -> bytes | None:
+        cache_dir = self.cache_dir
+        if cache_dir is None:
+            return None
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
             self.sweep()
         try:
-            data, stat = self._staged.read(path, offset, size)
+            data, stat = self._staged.read(staged_path(cache_dir, shard), offset, size)
         except OSError:
             return None  # not staged, evicted, or the cache disk fails: the origin has it
-        return data if len(data) == size and stat.size_bytes == shard.size_bytes else None
+        return data if len(data) == size and stat.size_bytes == shard.content_bytes else None
+
+
+def _check_range(shard: ShardRef, offset: int, size: int) -> None:
+    if offset < 0 or size < 0 or offset + size > shard.content_bytes:
+        raise StaleIndexError(
+            f"{_name(shard)} has {shard.content_bytes} bytes, but {size} are wanted at {offset}: "
+            "the index does not belong to it; run `dataservice index` again"
+        )
 
 
 def _difference(shard: ShardRef, stat: ObjectStat) -> str:

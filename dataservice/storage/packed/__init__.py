@@ -1,0 +1,1 @@
+"""Record files that are compressed as a whole: gzip, zstandard, zip."""
