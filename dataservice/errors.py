@@ -22,9 +22,15 @@ User errors name the field, the value and the remedy. Data errors carry source, 
 
 from __future__ import annotations
 
+from dataservice.masking import mask_urls
+
 
 class DataServiceError(Exception):
-    """Base of every error the service or the client raises on purpose."""
+    """Base of every error the service or the client raises on purpose; its text has no secrets of
+    URLs, so that it may be printed, logged and sent."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(mask_urls(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(DataServiceError, ValueError):
@@ -43,6 +49,7 @@ class DataError(DataServiceError):
         sample: str = "",
         member: str = "",
     ) -> None:
+        reason = mask_urls(reason)
         self.reason = reason
         self.source = source
         self.shard = shard

@@ -17,7 +17,7 @@ job: j
 index_dir: index
 state_dir: state
 sources:
-  - {name: a, jsonl: a/*.jsonl}
+  - {name: a, records: a/*.jsonl}
 """
 
 
@@ -40,7 +40,7 @@ def refused(tmp_path: Path, text: str) -> str:
 def test_minimal_file_has_the_settings_of_the_plan_as_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL)
     assert config.index_dir == str(tmp_path / "index")
-    assert config.sources[0].jsonl == (str(tmp_path / "a/*.jsonl"),)
+    assert config.sources[0].records == (str(tmp_path / "a/*.jsonl"),)
     assert config.plan.pack_length == 8192
     assert config.plan.sources[0].repeat == "1"
     assert config.plan.sources[0].weight is None
@@ -60,7 +60,8 @@ def test_example_gives_every_key_and_the_defaults_it_claims(tmp_path: Path) -> N
 
 
 def test_example_names_every_key() -> None:
-    from dataservice.config.schema import ConfigFile, _all_keys
+    from dataservice.config.parsing import _all_keys
+    from dataservice.config.schema import ConfigFile
 
     text = (ROOT / "deploy/example.yaml").read_text(encoding="utf-8")
     missing = [path for path, leaf in _all_keys(ConfigFile) if f"{leaf}:" not in text]
@@ -125,7 +126,9 @@ def test_errors_name_line_key_and_remedy(
 
 
 def test_all_errors_come_at_once(tmp_path: Path) -> None:
-    message = refused(tmp_path, "job: j\nindex_dir: i\nsources: [{name: a, jsonl: x, layout: y}]\n")
+    message = refused(
+        tmp_path, "job: j\nindex_dir: i\nsources: [{name: a, records: x, layout: y}]\n"
+    )
     assert message.count("\n") == 1
     assert "state_dir: this key is required" in message
     assert "run.yaml:3: sources[0].layout: " in message
@@ -169,14 +172,14 @@ index_dir: ~/index
 state_dir: $DATA/state
 sources:
   - name: a
-    jsonl: ["${DATA}/x$N/*.jsonl", "../rel/*.jsonl", "s3://bucket/${N}/*.jsonl"]
+    records: ["${DATA}/x$N/*.jsonl", "../rel/*.jsonl", "s3://bucket/${N}/*.jsonl"]
     images: imgs
 tokenizer: {file: tok/tokenizer.json}
 """
     config = load(tmp_path, text)
     assert config.index_dir == "/home/me/index"
     assert config.state_dir == "/data/state"
-    assert config.sources[0].jsonl == (
+    assert config.sources[0].records == (
         "/data/x7/*.jsonl",
         os.path.normpath(tmp_path / "../rel/*.jsonl"),
         "s3://bucket/7/*.jsonl",
@@ -212,40 +215,44 @@ def test_undefined_variable_is_named(
     [("0.3", "0.3"), ("1/3", "1/3"), ("2", "2"), ('"0.10"', "0.10"), ("0.1", "0.1")],
 )
 def test_weights_and_repeats_stay_exact(tmp_path: Path, written: str, exact: str) -> None:
-    endless = MINIMAL.replace("jsonl:", f"weight: {written}, jsonl:") + "plan: {epochs: endless}\n"
+    endless = (
+        MINIMAL.replace("records:", f"weight: {written}, records:") + "plan: {epochs: endless}\n"
+    )
     assert load(tmp_path, endless).plan.sources[0].weight == exact
     assert load(tmp_path, endless).plan.epochs is None
-    finite = MINIMAL.replace("jsonl:", f"repeat: {written}, jsonl:") + "plan: {epochs: 3}\n"
+    finite = MINIMAL.replace("records:", f"repeat: {written}, records:") + "plan: {epochs: 3}\n"
     assert load(tmp_path, finite).plan.sources[0].repeat == exact
 
 
 @pytest.mark.parametrize("written", ["0", "-1", "1/0", "x", "true", ".nan", ".inf"])
 def test_weights_that_are_none_are_refused(tmp_path: Path, written: str) -> None:
-    text = MINIMAL.replace("jsonl:", f"weight: {written}, jsonl:") + "plan: {epochs: endless}\n"
+    text = MINIMAL.replace("records:", f"weight: {written}, records:") + "plan: {epochs: endless}\n"
     assert "sources[0].weight: " in refused(tmp_path, text)
 
 
 def test_weight_and_repeat_go_with_the_kind_of_run(tmp_path: Path) -> None:
-    weighted = MINIMAL.replace("jsonl:", "weight: 1, jsonl:")
+    weighted = MINIMAL.replace("records:", "weight: 1, records:")
     assert "sources[0].weight: counts in endless runs only" in refused(tmp_path, weighted)
-    repeated = MINIMAL.replace("jsonl:", "repeat: 1, jsonl:") + "plan: {epochs: endless}\n"
+    repeated = MINIMAL.replace("records:", "repeat: 1, records:") + "plan: {epochs: endless}\n"
     assert "sources[0].repeat: counts in finite runs only" in refused(tmp_path, repeated)
-    two = MINIMAL + "  - {name: b, jsonl: b.jsonl, weight: 1}\nplan: {epochs: endless}\n"
+    two = MINIMAL + "  - {name: b, records: b.jsonl, weight: 1}\nplan: {epochs: endless}\n"
     assert "sources[0].weight: is required" in refused(tmp_path, two)
 
 
 def test_source_names_are_unique_and_plain(tmp_path: Path) -> None:
     assert "the name a stands here twice" in refused(
-        tmp_path, MINIMAL + "  - {name: a, jsonl: b.jsonl}\n"
+        tmp_path, MINIMAL + "  - {name: a, records: b.jsonl}\n"
     )
     assert "sources[0].name: " in refused(tmp_path, MINIMAL.replace("name: a", "name: a/b"))
 
 
-def test_sources_with_images_share_a_placeholder(tmp_path: Path) -> None:
-    other = MINIMAL + '  - {name: b, jsonl: b.jsonl, placeholder: "<img>"}\n'
-    assert "share one placeholder, got <image>, <img>" in refused(tmp_path, other)
-    text_only = other.replace("name: a,", "name: a, layout: text,")
-    assert load(tmp_path, text_only).text.placeholder == "<img>"
+def test_every_source_has_its_own_placeholders(tmp_path: Path) -> None:
+    other = MINIMAL + '  - {name: b, records: b.jsonl, placeholder: ["<img>", "<image_{n}>"]}\n'
+    formats = [source.format for source in load(tmp_path, other).sources]
+    assert formats[0].placeholders == ("<image>",)
+    assert formats[1].placeholders == ("<img>", "<image_{n}>")
+    empty = MINIMAL + '  - {name: b, records: b.jsonl, placeholder: ""}\n'
+    assert "sources[1].placeholder[0]: " in refused(tmp_path, empty)
 
 
 # ---- sizes, secrets ------------------------------------------------------------------------------
@@ -269,7 +276,7 @@ def test_sizes(text: str, size: int) -> None:
 def test_printed_config_shows_no_secret(tmp_path: Path) -> None:
     text = MINIMAL.replace("a/*.jsonl", '"https://me:hunter2@host/a.jsonl?sig=abc123&v=1"')
     config = load(tmp_path, text)
-    assert "hunter2" in config.sources[0].jsonl[0]
+    assert "hunter2" in config.sources[0].records[0]
     for printed in (repr(config), str(config), f"{config}"):
         assert "hunter2" not in printed
         assert "abc123" not in printed

@@ -1,30 +1,27 @@
 """The YAML file as pydantic models: the one place where outside settings are checked.
 
-Invariants: an unknown key, a wrong type or an undefined environment variable is a ConfigError
-that names file, line, full key and remedy, all of them in one go; no text shows a secret.
+Invariants: what passes is complete and consistent, with the sources of a mixture file among the
+others; every bound of a value stands here.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
-from dataservice.config.values import exact, expand_path, masked, parse_size
+from dataservice.config.mixtures import expand_mixture
+from dataservice.config.values import exact, expand_path, parse_size
 from dataservice.core.limits import LARGEST
 from dataservice.core.settings import (
     BalanceSettings,
@@ -34,11 +31,8 @@ from dataservice.core.settings import (
     PlanSettings,
 )
 from dataservice.core.vision import VisionRules
-from dataservice.errors import ConfigError
+from dataservice.storage.sources import Mismatch
 
-Key = tuple[str | int, ...]
-
-_SHOWN_BITS = 1024
 _PLAN = PlanSettings(sources=())
 _VISION = VisionRules()
 _BALANCE = BalanceSettings()
@@ -63,6 +57,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+Layout = Literal["auto", "llava", "messages", "text", "obelics", "mmc4", "finevision", "caption"]
 PathStr = Annotated[str, AfterValidator(_path)]
 PathList = Annotated[list[PathStr], BeforeValidator(_as_list)]
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
@@ -93,12 +88,28 @@ class BoundedSection(Section):
 
 class SourceSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    jsonl: Annotated[PathList, Field(min_length=1)]
+    records: Annotated[PathList, Field(min_length=1)]
     images: PathList = []
-    layout: Literal["auto", "llava", "messages", "text"] = "auto"
-    placeholder: Annotated[str, Field(min_length=1)] = "<image>"
+    layout: Layout = "auto"
+    placeholder: Annotated[
+        list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list), Field(min_length=1)
+    ] = ["<image>"]
+    mismatch: Mismatch = "reject"
+    fields: Annotated[dict[str, str], Field()] = {}
+    roles: Annotated[dict[str, Literal["system", "user", "assistant", "tool"]], Field()] = {}
+    data_uris: bool = False
+    strip_prefix: str = ""
+    add_prefix: str = ""
+    take: Annotated[str, Field(pattern=r"^(all|(first|end|random):[0-9]+(\.[0-9]+)?%?)$")] = "all"
+    mean_tokens: Count | None = None
     weight: Exact | None = None
     repeat: Exact | None = None
+
+
+class MixtureSection(Section):
+    file: PathStr
+    images: PathList = []
+    use: Annotated[list[str], BeforeValidator(_as_list)] = []
 
 
 class TokenizerSection(Section):
@@ -198,6 +209,8 @@ class BalanceSection(BoundedSection):
 class StagingSection(Section):
     cache_dir: PathStr | None = None
     budget_bytes: Size = 100 * 1000**3
+    copy_streams: Annotated[int, Field(ge=1, le=256)] = 8
+    max_bytes_per_s: Size | None = None
     deadline_s: Seconds = 30.0
     retries: Annotated[int, Field(ge=0)] = 3
 
@@ -237,8 +250,13 @@ class ErrorsSection(Section):
 class ConfigFile(Section):
     job: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     index_dir: PathStr
+    index: Literal["full", "lazy"] = "full"
     state_dir: PathStr
-    sources: Annotated[list[SourceSection], Field(min_length=1)]
+    sources: list[SourceSection]
+    mixture: Annotated[
+        MixtureSection | None,
+        BeforeValidator(lambda value: {"file": value} if isinstance(value, str) else value),
+    ] = None
     tokenizer: TokenizerSection = TokenizerSection()
     vision: VisionSection = VisionSection()
     plan: PlanSection = PlanSection()
@@ -249,17 +267,36 @@ class ConfigFile(Section):
     errors: ErrorsSection = ErrorsSection()
     ranks_per_node: Annotated[int, Field(ge=0)] = 0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mixture_gives_sources(cls, data: object) -> object:
+        if isinstance(data, Mapping) and data.get("mixture") is not None:
+            return {"sources": [], **data}
+        return data
+
+    @model_validator(mode="after")
+    def _with_mixture(self, info: ValidationInfo) -> Self:
+        if self.mixture is not None:
+            context: Mapping[str, str] = info.context or {}
+            parts = expand_mixture(
+                self.mixture.file,
+                images=self.mixture.images,
+                use=self.mixture.use,
+                base_dir=context["base_dir"],
+                endless=self.plan.epochs is None,
+                weight_by=self.plan.weight_by,
+            )
+            sections = [SourceSection.model_validate(part, context=context) for part in parts]
+            self.sources = [*self.sources, *sections]
+        return self
+
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:
+        if not self.sources:
+            raise ValueError("sources: name at least one, or a mixture")
         names = [source.name for source in self.sources]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"sources: the name {twice[0]} stands here twice")
-        marks = sorted({s.placeholder for s in self.sources if s.layout != "text"})
-        if len(marks) > 1:
-            raise ValueError(
-                f"sources: all sources with images share one placeholder, got {', '.join(marks)}; "
-                "sources of text alone may say layout: text"
-            )
         endless = self.plan.epochs is None
         for i, source in enumerate(self.sources):
             if endless and source.repeat is not None:
@@ -275,121 +312,3 @@ class ConfigFile(Section):
                     "give repeat instead, or set plan.epochs: endless"
                 )
         return self
-
-
-# ---- from text to checked values -----------------------------------------------------------------
-
-
-def parse_config(text: str, *, name: str, base_dir: str) -> ConfigFile:
-    """`name` is the file's for error texts; relative paths are below `base_dir`. ConfigError."""
-    lines: dict[Key, int] = {}
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if root is not None:
-            _collect_lines(root, (), lines)
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{name}: not a YAML file: {error}") from error
-    except RecursionError:
-        raise ConfigError(f"{name}: is nested too deeply") from None
-    except _DuplicateKey as error:
-        raise ConfigError(f"{name}:{error.line}: {error.key}: this key stands here twice") from None
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{name}: should be a mapping of settings, such as 'job: my-run'")
-    try:
-        return ConfigFile.model_validate(data, context={"base_dir": base_dir})
-    except ValidationError as error:
-        problems = [_describe(detail, name, lines) for detail in error.errors()]
-        raise ConfigError("\n".join(problems)) from None
-
-
-class _DuplicateKey(Exception):
-    def __init__(self, key: str, line: int) -> None:
-        self.key = key
-        self.line = line
-        super().__init__(key)
-
-
-def _collect_lines(node: yaml.Node, key: Key, lines: dict[Key, int]) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for name_node, value in node.value:
-            child = (*key, str(name_node.value))
-            line = name_node.start_mark.line + 1
-            if child in lines:
-                raise _DuplicateKey(_dotted(child), line)
-            lines[child] = line
-            _collect_lines(value, child, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            lines[(*key, i)] = value.start_mark.line + 1
-            _collect_lines(value, (*key, i), lines)
-
-
-def _dotted(key: Key) -> str:
-    """("sources", 0, "jsonl") as sources[0].jsonl."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
-    return text.removeprefix(".")
-
-
-def _describe(detail: ErrorDetails, name: str, lines: Mapping[Key, int]) -> str:
-    key: Key = detail["loc"]
-    shown = key
-    while shown and shown not in lines:
-        shown = shown[:-1]
-    where = f"{name}:{lines[shown]}" if shown else name
-    label = f"{_dotted(key)}: " if key else ""
-    return f"{where}: {label}{_problem(detail, key)}"
-
-
-def _problem(detail: ErrorDetails, key: Key) -> str:
-    if detail["type"] == "extra_forbidden":
-        return _unknown_key(key)
-    if detail["type"] == "missing":
-        return "this key is required"
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
-    if isinstance(detail["input"], dict | list | BaseModel):
-        return message
-    named = next((str(part) for part in reversed(key) if isinstance(part, str)), "")
-    given = masked(named, detail["input"])
-    huge = isinstance(given, int) and given.bit_length() > _SHOWN_BITS
-    return f"{masked(named, message)}, got {'a number too long to show' if huge else repr(given)}"
-
-
-def _unknown_key(key: Key) -> str:
-    known = list(_known_keys(_model_at(key[:-1])))
-    close = difflib.get_close_matches(str(key[-1]), known, n=1, cutoff=0.5)
-    if close:
-        return f"unknown key; did you mean {_dotted((*key[:-1], close[0]))}?"
-    everywhere: dict[str, str] = {}
-    for path, leaf in _all_keys(ConfigFile):
-        everywhere.setdefault(leaf, path)
-    elsewhere = difflib.get_close_matches(str(key[-1]), everywhere, n=1, cutoff=0.8)
-    hint = f"did you mean {everywhere[elsewhere[0]]}? " if elsewhere else ""
-    return f"unknown key; {hint}Known here: {', '.join(known)}"
-
-
-def _known_keys(model: type[BaseModel] | None) -> Iterator[str]:
-    yield from model.model_fields if model else ()
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The model inside `annotation`, be it the annotation itself or a list of it."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_section_of, get_args(annotation))), None)
-
-
-def _model_at(key: Key) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = ConfigFile
-    for part in key:
-        if isinstance(part, str) and model is not None:
-            field = model.model_fields.get(part)
-            model = _section_of(field.annotation) if field else None
-    return model
-
-
-def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, field in model.model_fields.items():
-        yield prefix + name, name
-        if section := _section_of(field.annotation):
-            yield from _all_keys(section, f"{prefix}{name}.")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from dataservice.config.cost_file import load_cost_file
-from dataservice.config.schema import ConfigFile, SegregateSection, parse_config
+from dataservice.config.parsing import parse_config
+from dataservice.config.schema import ConfigFile, SegregateSection
 from dataservice.config.values import masked
 from dataservice.core.settings import (
     BalanceSettings,
@@ -27,7 +28,7 @@ from dataservice.core.settings import (
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 from dataservice.pipeline.text import TextSettings
-from dataservice.storage.sources import SourceFiles
+from dataservice.storage.sources import RecordFormat, SourceFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,10 @@ class StagingSettings:
     cache_dir: str | None
     """On every data node's own disk; None: nothing is staged, all reads go to the origin."""
     budget_bytes: int
+    copy_streams: int
+    """Ranges that one copy reads at once."""
+    max_bytes_per_s: int | None
+    """Of all copies of a node together; None: as fast as it goes."""
     deadline_s: float
     """Of one read from the origin."""
     retries: int
@@ -91,6 +96,8 @@ class Config:
     text: TextSettings
     plan: PlanSettings
     index_dir: str
+    index: Literal["full", "lazy"]
+    """Whether everything is counted before training, or only what the plan is about to need."""
     state_dir: str
     staging: StagingSettings
     workers: WorkerSettings
@@ -140,10 +147,20 @@ def _build(file: ConfigFile) -> Config:
         sources=tuple(
             SourceFiles(
                 name=source.name,
-                jsonl=tuple(source.jsonl),
+                records=tuple(source.records),
                 images=tuple(source.images),
-                layout=source.layout,
-                placeholder=source.placeholder,
+                format=RecordFormat(
+                    layout=source.layout,
+                    placeholders=tuple(source.placeholder),
+                    mismatch=source.mismatch,
+                    fields=tuple(source.fields.items()),
+                    roles=tuple(source.roles.items()),
+                    data_uris=source.data_uris,
+                ),
+                strip_prefix=source.strip_prefix,
+                add_prefix=source.add_prefix,
+                take=source.take,
+                mean_tokens=source.mean_tokens,
             )
             for source in file.sources
         ),
@@ -151,13 +168,10 @@ def _build(file: ConfigFile) -> Config:
             tokenizer=file.tokenizer.file,
             template=file.tokenizer.template,
             loss=file.tokenizer.loss,
-            placeholder=next(
-                (s.placeholder for s in file.sources if s.layout != "text"),
-                file.sources[0].placeholder,
-            ),
         ),
         plan=_build_plan(file),
         index_dir=file.index_dir,
+        index=file.index,
         state_dir=file.state_dir,
         staging=StagingSettings(**file.staging.model_dump()),
         workers=WorkerSettings(**file.workers.model_dump()),
@@ -176,6 +190,7 @@ def _build_plan(file: ConfigFile) -> PlanSettings:
                 name=source.name,
                 weight=(source.weight or "1") if endless else None,
                 repeat=source.repeat or "1",
+                mean_tokens=source.mean_tokens,
             )
             for source in file.sources
         ),

@@ -10,6 +10,7 @@ import re
 from fractions import Fraction
 
 from dataservice.core.limits import exact_fraction
+from dataservice.masking import mask_urls
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
@@ -19,12 +20,6 @@ _UNITS = {"": 1} | {
     for infix, base in (("", 1000), ("i", 1024))
 }
 _SECRET_KEY = re.compile(r"(^|_)(secret|password|passwd|credentials?|token|token_file|key)$", re.I)
-_URL_SECRETS = (
-    re.compile(r"(?<=://)[^/@\s]+(?=@)"),
-    re.compile(
-        r"(?<=[?&])([^=&\s]*(?:sig|token|secret|key|password|credential)[^=&\s]*=)[^&\s]+", re.I
-    ),
-)
 
 
 def masked(key: str, value: object) -> object:
@@ -32,8 +27,7 @@ def masked(key: str, value: object) -> object:
     if _SECRET_KEY.search(key):
         return "***"
     if isinstance(value, str):
-        value = _URL_SECRETS[0].sub("***", value)
-        return _URL_SECRETS[1].sub(r"\1***", value)
+        return mask_urls(value)
     return value
 
 

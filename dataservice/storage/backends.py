@@ -1,4 +1,4 @@
-"""Where bytes come from: files of this machine by positioned reads, anything else by fsspec.
+"""Where bytes come from: what every origin can do, and files of this machine by positioned reads.
 
 Invariants: calls block and are not retried (objects.py adds deadline and retries); a descriptor is
 never closed under a thread that reads it; at most `capacity` descriptors stay open between reads;
@@ -12,17 +12,16 @@ import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
-from dataservice.errors import StorageError
+from dataservice.storage.forks import renew_in_children
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectStat:
     size_bytes: int
     mtime_ns: int
-    """0 where the store has no mtime."""
+    """0 where the store has no mtime; an ETag makes the digits below a second."""
     is_folder: bool = False
 
 
@@ -33,7 +32,7 @@ class Backend(Protocol):
         """Raises FileNotFoundError."""
 
     def read(self, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
-        """Up to `size` bytes (fewer only at the end) and what the object was when opened."""
+        """Up to `size` bytes (fewer only at the end) and what the object was then."""
 
     def forget(self, url: str) -> None:
         """Open it anew at the next read: what is kept of it may be an older version."""
@@ -66,18 +65,24 @@ class FileCache:
 
     def __init__(self, capacity: int = 128) -> None:
         self._capacity = capacity
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        renew_in_children(self)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+        while self._files:
+            os.close(self._files.popitem()[1].fd)
 
     def read(self, path: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
-        """Up to `size` bytes, fewer only at the end of the file."""
+        """Up to `size` bytes, fewer only at the end, and what the file is after that."""
         file = self._acquire(path)
         try:
-            return _pread(file.fd, offset, size), file.stat
+            data = _pread(file.fd, offset, size)
+            now = os.fstat(file.fd)
+            if (now.st_mtime_ns, now.st_size) != (file.stat.mtime_ns, file.stat.size_bytes):
+                file.stat = _file_stat(now)
+            return data, file.stat
         except OSError:
             self.discard(path)
             raise
@@ -93,7 +98,6 @@ class FileCache:
 
     def discard_unlinked(self) -> int:
         """Close files that were removed, so that their space is freed; returns how many."""
-        self._check_fork()
         with self._lock:
             gone = [p for p, f in self._files.items() if os.fstat(f.fd).st_nlink == 0]
             for path in gone:
@@ -101,20 +105,11 @@ class FileCache:
         return len(gone)
 
     def close(self) -> None:
-        self._check_fork()
         with self._lock:
             while self._files:
                 self._close_when_idle(self._files.popitem()[1])
 
-    def _check_fork(self) -> None:
-        if os.getpid() != self._pid:
-            inherited = list(self._files.values())
-            self._reset()
-            for file in inherited:
-                os.close(file.fd)
-
     def _acquire(self, path: str) -> _OpenFile:
-        self._check_fork()
         with self._lock:
             file = self._files.get(path)
             if file is not None:
@@ -167,58 +162,6 @@ class LocalBackend:
         self._files.close()
 
 
-class FsspecBackend:
-    """Every URL that fsspec knows; a store's own client library must be installed."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[str, ObjectStat] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def stat(self, url: str) -> ObjectStat:
-        info: dict[str, Any] = _wrapped(url, lambda fs, path: fs.info(path))
-        return _fsspec_stat(info)
-
-    def read(self, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
-        stat = self._stat_once(url)
-        end = min(offset + size, stat.size_bytes)
-        if offset >= end:
-            return b"", stat
-        data = _wrapped(url, lambda fs, path: fs.cat_file(path, start=offset, end=end))
-        return bytes(data), stat
-
-    def forget(self, url: str) -> None:
-        with self._lock:
-            self._seen.pop(url, None)
-
-    def glob(self, pattern: str) -> list[str]:
-        def find(fs: Any, path: str) -> list[str]:
-            if fs.isfile(path):
-                return [fs.unstrip_protocol(path)]
-            found = fs.glob(path, detail=True)
-            return sorted(
-                fs.unstrip_protocol(name)
-                for name, info in found.items()
-                if info["type"] != "directory"
-            )
-
-        return list(_wrapped(pattern, find))
-
-    def close(self) -> None:
-        with self._lock:
-            self._seen.clear()
-
-    def _stat_once(self, url: str) -> ObjectStat:
-        with self._lock:
-            stat = self._seen.get(url)
-        if stat is None:
-            stat = self.stat(url)
-            with self._lock:
-                self._seen[url] = stat
-                if len(self._seen) > 4096:
-                    self._seen.popitem(last=False)
-        return stat
-
-
 def _path(url: str) -> str:
     path = local_path(url)
     if path is None:
@@ -241,35 +184,3 @@ def _pread(fd: int, offset: int, size: int) -> bytes:
 def _file_stat(stat: os.stat_result) -> ObjectStat:
     folder = (stat.st_mode & 0o170000) == 0o040000
     return ObjectStat(size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, is_folder=folder)
-
-
-def _wrapped(url: str, call: Any) -> Any:
-    """Run `call(filesystem, path)`; whatever a store's client raises becomes StorageError."""
-    import fsspec
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-        return call(filesystem, path)
-    except OSError:
-        raise
-    except ImportError as error:
-        raise OSError(f"{url}: {error}") from error
-    except Exception as error:
-        raise StorageError(f"{url}: {type(error).__name__}: {error}") from error
-
-
-def _fsspec_stat(info: dict[str, Any]) -> ObjectStat:
-    changed: Any = None
-    for field in ("mtime", "LastModified", "last_modified", "updated", "modified"):
-        changed = info.get(field)
-        if changed is not None:
-            break
-    if isinstance(changed, datetime):
-        mtime_ns = int(changed.timestamp() * 1_000_000) * 1000
-    else:
-        mtime_ns = int(changed * 1e9) if isinstance(changed, int | float) else 0
-    return ObjectStat(
-        size_bytes=int(info.get("size") or 0),
-        mtime_ns=mtime_ns,
-        is_folder=info.get("type") == "directory",
-    )

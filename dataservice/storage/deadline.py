@@ -8,13 +8,14 @@ with no threads. A call costs about 20 us more than without (one hand-over each 
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dataservice.errors import StorageTimeout
+from dataservice.storage.forks import renew_in_children
 
 T = TypeVar("T")
 
@@ -39,10 +40,11 @@ class ReaderPool:
     def __init__(self, *, threads: int = 16, max_stuck: int = 64) -> None:
         self._threads = threads
         self._max_stuck = max_stuck
-        self._reset()
+        self.after_fork()
+        renew_in_children(self)
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
+    def after_fork(self) -> None:
+        """Without jobs and threads; those of the parent are not here."""
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._owned: set[threading.Thread] = set()
@@ -58,8 +60,6 @@ class ReaderPool:
 
     def run(self, call: Callable[[], T], *, timeout_s: float, what: str) -> T:
         """The result of `call`, or what it raised; StorageTimeout naming `what` at the deadline."""
-        if os.getpid() != self._pid:
-            self._reset()
         job = _Job(call)
         with self._lock:
             if self._closed:
@@ -79,15 +79,14 @@ class ReaderPool:
 
     def close(self, *, timeout_s: float = 2.0) -> None:
         """End the threads; those that are stuck are left behind as daemons."""
-        if os.getpid() != self._pid:
-            return
         with self._lock:
             self._closed = True
             owned = list(self._owned)
         for _ in owned:
             self._jobs.put(None)
+        ends = time.monotonic() + timeout_s
         for thread in owned:
-            thread.join(timeout_s if not self._stuck else 0.1)
+            thread.join(max(ends - time.monotonic(), 0.0) if not self._stuck else 0.1)
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._work, name="storage-reader", daemon=True)

@@ -17,8 +17,19 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Reader threads that other tests' stores have left behind do not count."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
+OTHERS: set[threading.Thread] = set()
+
+
 def reader_threads() -> int:
-    return sum(thread.name == "storage-reader" for thread in threading.enumerate())
+    readers = {t for t in threading.enumerate() if t.name == "storage-reader"}
+    return len(readers - OTHERS)
 
 
 def wait_for(condition) -> None:
