@@ -1,47 +1,35 @@
-"""A stager: owns the node's cache directory and copies shards there ahead of need.
+"""A stager: copies shards to the node's cache directory ahead of need, for one job.
 
 Invariants: it decides nothing but what storage.staging decides from the needs it was told; the
-worst that its end costs is that packs are read from the origin until the next one is there.
+worst that its end costs is that packs are read from the origin until the next one is there; stagers
+of other jobs may share the directory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import dataclasses
 import threading
-from pathlib import Path
 
 from dataservice.actors.member import PULL_WAIT_S, Member
 from dataservice.config import config_from_json
 from dataservice.core.packspec import ShardRef
-from dataservice.errors import (
-    ConfigError,
-)
-from dataservice.storage.staging import Need, StagingArea
+from dataservice.errors import ConfigError
+from dataservice.storage.staging import Copiers, Need, StagingArea
 from dataservice.wire.messages import PullStaging, RegisterStager, ShardNeed, StagerRegistered
-
-_LOG = logging.getLogger(__name__)
-
-IDLE_S = 0.5
-MAX_STAGERS_A_HOST = 64
 
 
 def open_area(config_json: str) -> StagingArea:
-    """The first subdirectory of the cache directory that no other stager of this host owns."""
+    """The cache directory of the node, as configured."""
     staging = config_from_json(config_json).staging
     if staging.cache_dir is None:
-        raise ConfigError("staging.cache_dir is not set: there is nothing to own")
-    for slot in range(MAX_STAGERS_A_HOST):
-        try:
-            return StagingArea(
-                str(Path(staging.cache_dir) / str(slot)),
-                budget_bytes=staging.budget_bytes,
-                deadline_s=staging.deadline_s,
-            )
-        except BlockingIOError:
-            continue
-    raise ConfigError(
-        f"staging.cache_dir = {staging.cache_dir}: {MAX_STAGERS_A_HOST} stagers use it already"
+        raise ConfigError("staging.cache_dir is not set: there is nothing to stage to")
+    return StagingArea(
+        staging.cache_dir,
+        budget_bytes=staging.budget_bytes,
+        deadline_s=staging.deadline_s,
+        streams=staging.copy_streams,
+        max_bytes_per_s=staging.max_bytes_per_s,
     )
 
 
@@ -58,22 +46,18 @@ class Stager:
         self._member = Member(
             coordinator, hello=self._hello, joined=self._joined, stopping=self._stopping.is_set
         )
-        self._news = threading.Event()
 
     async def run(self) -> None:
-        copier = threading.Thread(target=self._copy_loop, name="stager-copy")
-        copier.start()
+        copiers = Copiers(self._area)
         try:
             async for staging in self._member.answers(self._pull_request):
                 self._version = staging.version
                 if staging.needs is not None:
                     self._area.update([_need(need) for need in staging.needs])
-                    self._news.set()
         finally:
             self.stop()
-            self._news.set()
             await self._member.close()
-            await asyncio.to_thread(copier.join, 30.0)
+            await asyncio.to_thread(copiers.close)
             self._area.close()
 
     def stop(self) -> None:
@@ -93,29 +77,13 @@ class Stager:
         self._lease, self._version = seat.lease, -1
 
     def _pull_request(self) -> PullStaging:
-        area = self._area
         return PullStaging(
             node=self.node,
             lease=self._lease,
             version=self._version,
             wait_s=PULL_WAIT_S,
-            cached_bytes=area.cached_bytes,
-            cached_shards=area.cached_shards,
-            copied_bytes=area.copied_bytes,
-            evictions=area.evictions,
-            errors=area.errors,
+            **dataclasses.asdict(self._area.figures()),
         )
-
-    def _copy_loop(self) -> None:
-        while not self._stopping.is_set():
-            self._news.clear()
-            try:
-                busy = self._area.step()
-            except Exception:
-                _LOG.exception("staging failed; packs are read from their origin meanwhile")
-                busy = False
-            if not busy:
-                self._news.wait(IDLE_S)
 
 
 def _need(need: ShardNeed) -> Need:
@@ -126,7 +94,11 @@ def _need(need: ShardNeed) -> Need:
             url=need.url,
             size_bytes=need.size_bytes,
             mtime_ns=need.mtime_ns,
+            packing=need.packing,
+            unpacked_bytes=need.unpacked_bytes,
         ),
         crc32=need.crc32,
         next_use=need.next_use,
+        copy=need.copy,
+        share=need.share,
     )

@@ -6,6 +6,7 @@ Invariants: lanes move only when the set of stagers changes; the lists follow th
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 
@@ -49,8 +50,13 @@ class StagingDesk:
         return StagerRegistered(lease=seat.lease)
 
     def map_lanes(self) -> None:
-        nodes = sorted(self._shared.registry.stagers)
-        placed = lane_nodes(self._shared.plan.num_lanes, nodes) if nodes else ()
+        """By the names of hosts where these differ, which a cluster that is started anew has again:
+        its caches hold the lanes that they held before."""
+        stagers = self._shared.registry.stagers
+        nodes = sorted(stagers)
+        hosts = [stagers[node].hello.host for node in nodes]
+        names = hosts if len(set(hosts)) == len(hosts) else nodes
+        placed = lane_nodes(self._shared.plan.num_lanes, names) if nodes else ()
         self._shared.lane_nodes = tuple(nodes[i] for i in placed)
         self._needs_version += 1
         self._shared.changes.notify()
@@ -63,14 +69,13 @@ class StagingDesk:
             if not await self._shared.changes.wait(until):
                 return Staging(version=self._needs_version, needs=None)
             self._shared.registry.stager(request.node, request.lease)
-        nearest: dict[tuple[str, str], ShardNeed] = {}
+        found: dict[tuple[str, str], ShardNeed] = {}
         for lane, needs in enumerate(self._lane_needs):
             if self._shared.lane_nodes and self._shared.lane_nodes[lane] == request.node:
                 for need in needs:
-                    known = nearest.get((need.source, need.name))
-                    if known is None or need.next_use < known.next_use:
-                        nearest[need.source, need.name] = need
-        return Staging(version=self._needs_version, needs=tuple(nearest.values()))
+                    known = found.get((need.source, need.name))
+                    found[need.source, need.name] = need if known is None else both(need, known)
+        return Staging(version=self._needs_version, needs=tuple(found.values()))
 
     async def keep_needs(self) -> None:
         """Keeps the staging lists in step with the slowest rank."""
@@ -94,3 +99,13 @@ class StagingDesk:
                     self._shared.changes.notify()
             await self._shared.changes.wait(time.monotonic() + MAX_WAIT_S)
             await asyncio.sleep(0.1)
+
+
+def both(one: ShardNeed, other: ShardNeed) -> ShardNeed:
+    """What two lanes need of the same shard."""
+    return dataclasses.replace(
+        one,
+        next_use=min(one.next_use, other.next_use),
+        copy=one.copy or other.copy,
+        share=min(1.0, one.share + other.share),
+    )

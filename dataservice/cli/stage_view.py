@@ -1,0 +1,215 @@
+"""What `dataservice stage` does: copies the shards that some steps read to this node's disk.
+
+Invariants: nothing is started but the copying; what the budget has no room for is named, not
+waited for; a shard that cannot be copied is tried three times and then left to be read from its
+origin; the summary goes to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dataservice.config import Config, StagingSettings
+from dataservice.core.lanes import lane_nodes
+from dataservice.core.packspec import ShardRef
+from dataservice.core.plan import Plan
+from dataservice.core.settings import Grid
+from dataservice.core.tables import WindowPlan
+from dataservice.errors import ConfigError
+from dataservice.storage.index import Index
+from dataservice.storage.staging import Copiers, Figures, Need, StagingArea
+
+ATTEMPTS = 3
+_LOOK_S = 0.2
+_MB = 1e6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    steps: tuple[int, int]
+    """First, and one past the last."""
+    needed_shards: int
+    needed_bytes: int
+    seconds: float
+    figures: Figures
+
+    @property
+    def failed_shards(self) -> int:
+        return self.figures.missing_shards
+
+    @property
+    def staged_shards(self) -> int:
+        return self.needed_shards - self.figures.missing_shards - self.figures.read_through_shards
+
+
+def lanes_of(plan: Plan, nodes: Sequence[str], node: str | None) -> NDArray[np.bool_]:
+    """[lanes] Which of them a node stages, when the service runs on `nodes`; all without nodes."""
+    name = node or socket.gethostname()
+    if not nodes:
+        return np.ones(plan.num_lanes, dtype=np.bool_)
+    if name not in nodes:
+        raise ConfigError(
+            f"--nodes {','.join(nodes)}: this node, {name}, is not among them; add it, or say with "
+            "--node which of them it is"
+        )
+    # in the order in which the service deals lanes to its nodes
+    ordered = sorted(set(nodes))
+    return np.array(lane_nodes(plan.num_lanes, ordered)) == ordered.index(name)
+
+
+def needs_of_steps(
+    plan: Plan, index: Index, grid: Grid, steps: tuple[int, int], lanes: NDArray[np.bool_]
+) -> list[Need]:
+    """The shards that the steps' packs of these lanes read, in the order of need."""
+    first, stop = steps
+    found: dict[ShardRef, int] = {}
+    cursor = plan.skip(plan.start(), grid, first)
+    for step in range(first, stop):
+        planned = plan.step(cursor, grid)
+        if planned is None:
+            if step == first:
+                raise ConfigError(f"--steps {first}:{stop}: the plan ends before step {first}")
+            typer.echo(f"the plan ends after step {step - 1}", err=True)
+            break
+        cursor = planned.next_cursor
+        mine = (planned.lane >= 0) & lanes[planned.lane]
+        places = np.stack([planned.lane[mine], planned.window[mine]], axis=1)
+        for lane, window in np.unique(places, axis=0).tolist():
+            packs = planned.number[mine & (planned.lane == lane) & (planned.window == window)]
+            for shard in index.shards_of(part_of(plan.window(lane, window), packs)):
+                found.setdefault(shard, step - first)
+    return [
+        Need(shard=shard, crc32=index.shard_crc(shard), next_use=use)
+        for shard, use in found.items()
+    ]
+
+
+def part_of(window: WindowPlan, packs: NDArray[np.int64]) -> WindowPlan:
+    """The window with the items of some of its packs alone."""
+    begins, ends = window.item_offsets[packs], window.item_offsets[packs + 1]
+    items = np.concatenate([np.arange(a, b) for a, b in zip(begins, ends, strict=True)])
+    return dataclasses.replace(
+        window,
+        source=window.source[items],
+        row=window.row[items],
+        kept_images=window.kept_images[items],
+    )
+
+
+def stage(
+    config: Config,
+    index: Index,
+    *,
+    steps: tuple[int, int],
+    grid: Grid,
+    nodes: Sequence[str] = (),
+    node: str | None = None,
+) -> Staged:
+    """Copies until all that has room is there; shows progress on stderr."""
+    # which rank a pack goes to does not matter here, and costs time to find
+    balance = dataclasses.replace(config.plan.balance, enabled=False)
+    plan = Plan(dataclasses.replace(config.plan, balance=balance), index)
+    needs = needs_of_steps(plan, index, grid, steps, lanes_of(plan, nodes, node))
+    begun = time.monotonic()
+    with _area(config.staging) as area, _progress() as show, Copiers(area):
+        area.update(needs)
+        while not area.settled(ATTEMPTS):
+            show(area.figures())
+            area.wait(_LOOK_S)
+        figures = area.figures()
+    return Staged(
+        steps=steps,
+        needed_shards=len(needs),
+        needed_bytes=sum(need.shard.content_bytes for need in needs),
+        seconds=time.monotonic() - begun,
+        figures=figures,
+    )
+
+
+def _area(staging: StagingSettings) -> StagingArea:
+    if staging.cache_dir is None:
+        raise ConfigError(
+            "staging.cache_dir is not set: there is nowhere to stage to; name a folder on the "
+            "node's own disk"
+        )
+    return StagingArea(
+        staging.cache_dir,
+        budget_bytes=staging.budget_bytes,
+        deadline_s=staging.deadline_s,
+        streams=staging.copy_streams,
+        max_bytes_per_s=staging.max_bytes_per_s,
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Figures], None]]:
+    columns = (
+        TextColumn("stage"),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[shards]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("stage", rate="", shards="", total=None)
+
+        def show(figures: Figures) -> None:
+            bar.update(
+                task,
+                total=figures.copied_bytes + figures.missing_bytes or None,
+                completed=figures.copied_bytes,
+                rate=f"{figures.bytes_per_s / _MB:,.0f} MB/s",
+                shards=f"{figures.missing_shards:,} shards to go"
+                + (f", {figures.stalls:,} storage stalls" if figures.stalls else ""),
+            )
+
+        yield show
+
+
+def staged_text(staged: Staged, staging: StagingSettings) -> str:
+    figures = staged.figures
+    first, stop = staged.steps
+    rate = figures.copied_bytes / max(staged.seconds, 1e-9) / _MB
+    lines = [
+        f"steps {first} to {stop - 1} read {staged.needed_shards:,} shards of "
+        f"{staged.needed_bytes / _MB:,.0f} MB here; {staged.staged_shards:,} of them are in "
+        f"{staging.cache_dir} now",
+        f"copied {figures.copied_shards:,} shards, {figures.copied_bytes / _MB:,.0f} MB in "
+        f"{staged.seconds:.1f} s ({rate:,.0f} MB/s); {figures.evictions:,} others dropped",
+    ]
+    if figures.read_through_shards:
+        lines.append(
+            f"no room for {figures.read_through_shards:,} shards of "
+            f"{figures.read_through_bytes / _MB:,.0f} MB (staging.budget_bytes "
+            f"{staging.budget_bytes / _MB:,.0f} MB): they will be read from their origins"
+        )
+    if staged.failed_shards:
+        lines.append(
+            f"{staged.failed_shards:,} shards could not be copied, the last because: "
+            f"{figures.last_error}"
+        )
+    return "\n".join(lines)
+
+
+def staged_object(staged: Staged) -> dict[str, Any]:
+    return {
+        "steps": list(staged.steps),
+        "needed_shards": staged.needed_shards,
+        "needed_bytes": staged.needed_bytes,
+        "staged_shards": staged.staged_shards,
+        "failed_shards": staged.failed_shards,
+        "seconds": round(staged.seconds, 3),
+        **dataclasses.asdict(staged.figures),
+    }

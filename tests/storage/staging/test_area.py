@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from storage.staging.origins import CONTENT, Clock, CountingStore, HangingStore, Origin, run
+
+from dataservice.storage.objects import ShardReader, staged_name, staged_path
+from dataservice.storage.staging import CacheFolder, Copiers, Need, StagingArea
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin(tmp_path / "origin")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def area(cache: Path, clock: Clock) -> Iterator[StagingArea]:
+    with StagingArea(str(cache), budget_bytes=250, clock=clock) as made:
+        yield made
+
+
+def copies(area: StagingArea) -> set[str]:
+    return {name for name in os.listdir(area.cache_dir) if not name.startswith(".")}
+
+
+def names(*needs: Need) -> set[str]:
+    return {staged_name(need.shard) for need in needs}
+
+
+def test_an_area_follows_the_needs_within_its_budget(area: StagingArea, origin: Origin) -> None:
+    a, b, c = (origin.make(n, 100, next_use=i) for i, n in enumerate("abc"))
+    area.update([c, b, a])
+    assert run(area) == 2
+    assert copies(area) == names(a, b)
+    figures = area.figures()
+    assert (figures.cached_shards, figures.cached_bytes, figures.copied_bytes) == (2, 200, 200)
+    assert (figures.missing_shards, figures.read_through_shards) == (0, 1)
+    assert figures.read_through_bytes == 100
+    area.update([b, c])
+    assert run(area) == 1
+    assert copies(area) == names(b, c)
+    figures = area.figures()
+    assert (figures.evictions, figures.copied_shards, figures.errors) == (1, 3, 0)
+    assert figures.read_through_shards == 0
+    assert all(Path(one.shard.url).exists() for one in (a, b, c))
+    assert not area.step()
+
+
+def test_a_copy_is_read_in_place_of_its_original(area: StagingArea, origin: Origin) -> None:
+    need = origin.make("a.zip", 200)
+    area.update([need])
+    run(area)
+    with ShardReader(area.cache_dir, deadline_s=10) as reader:
+        Path(need.shard.url).unlink()
+        assert reader.read(need.shard, 7, 9) == CONTENT[7:16]
+
+
+def test_copies_of_an_earlier_run_are_kept_and_a_smaller_budget_obeyed(
+    area: StagingArea, origin: Origin
+) -> None:
+    a, b = origin.make("a", 100, next_use=1), origin.make("b", 100, next_use=2)
+    area.update([a, b])
+    run(area)
+    area.close()
+    with StagingArea(area.cache_dir, budget_bytes=150) as again:
+        assert again.figures().cached_bytes == 200
+        again.update([a, b])
+        assert again.step()
+        assert copies(again) == names(a)
+        assert not again.step() and again.figures().copied_bytes == 0
+
+
+def test_a_damaged_copy_that_a_reader_removed_is_made_again(
+    area: StagingArea, origin: Origin
+) -> None:
+    need = origin.make("a", 100)
+    area.update([need])
+    run(area)
+    Path(staged_path(area.cache_dir, need.shard)).unlink()
+    area.update([need])
+    assert run(area) == 1
+    assert copies(area) == names(need)
+
+
+def test_a_shard_above_the_budget_is_warned_of_once(
+    area: StagingArea, origin: Origin, caplog: pytest.LogCaptureFixture
+) -> None:
+    area.update([origin.make("large", 251), origin.make("small", 10)])
+    assert run(area) == 1
+    assert not area.step()
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert "shard s/large has 251 bytes, more than the budget" in warnings[0]
+    assert "(250)" in warnings[0] and "read from its origin" in warnings[0]
+    assert area.figures().read_through_bytes == 251
+
+
+def test_a_start_removes_what_a_crash_left_and_nothing_else(cache: Path, origin: Origin) -> None:
+    name = staged_name(origin.make("a.zip").shard)
+    cache.mkdir()
+    (cache / f".tmp-{name}").write_bytes(b"half")
+    (cache / name).write_bytes(b"whole")
+    (cache / ".jobs-1").mkdir()
+    (cache / ".jobs-1" / "77-00000000").write_bytes(b'{"budget')
+    for foreign in ("notes.txt", ".tmp-of-a-person", "0123-x"):
+        (cache / foreign).write_bytes(b"x")
+    with StagingArea(str(cache), budget_bytes=100) as area:
+        assert area.figures().cached_bytes == 5
+        area.step()
+        assert not (cache / f".tmp-{name}").exists()
+        assert len(os.listdir(cache / ".jobs-1")) == 1
+    left = {name, "notes.txt", ".tmp-of-a-person", "0123-x", ".jobs-1", ".lock"}
+    assert set(os.listdir(cache)) == left and os.listdir(cache / ".jobs-1") == []
+
+
+# ---- full disks ----------------------------------------------------------------------------------
+
+
+class SmallDisk(CacheFolder):
+    """A disk whose free bytes are what the test says."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.free = 10**9
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+def test_a_disk_with_less_room_than_the_budget_is_read_through(
+    cache: Path, origin: Origin, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.mkdir()
+    disk = SmallDisk(str(cache))
+    a, b, c = (origin.make(n, 100, next_use=i) for i, n in enumerate("abc"))
+    with StagingArea(str(cache), budget_bytes=250, folder=disk, clock=clock) as area:
+        area.update([b, c])
+        run(area)
+        disk.free = 60
+        area.update([a, b, c])
+        assert run(area) == 1
+        assert copies(area) == names(a, b)
+        figures = area.figures()
+        assert (figures.read_through_shards, figures.disk_full, figures.errors) == (1, 0, 0)
+        disk.free = 0
+        area.update([a, b, origin.make("d", 240, next_use=0)])
+        assert not run(area)
+        figures = area.figures()
+        assert (figures.read_through_bytes, figures.disk_full, figures.errors) == (240, 1, 0)
+    text = caplog.text
+    assert "has room for 200 bytes of copies, the budget is 250" in text and "1 shards" in text
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_turns_out_full_is_reported_and_passes(
+    area: StagingArea,
+    origin: Origin,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    error: int,
+) -> None:
+    area.step()
+
+    def full(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    need = origin.make("a", 100)
+    area.update([need])
+    real_pwrite = os.pwrite
+
+    def full_for_copies(fd: int, data: bytes, offset: int) -> int:
+        if len(data) == 100:
+            raise OSError(error, os.strerror(error))
+        return real_pwrite(fd, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full_for_copies if call == "pwrite" else full)
+        area.step()
+    figures = area.figures()
+    assert (figures.errors, figures.cached_bytes, figures.disk_full) == (1, 0, 1)
+    assert "the disk of" in figures.last_error and "is full" in figures.last_error
+    assert copies(area) == set()
+    assert set(os.listdir(area.cache_dir)) == {".lock", ".jobs-1"}
+    assert not area.step()
+    assert area.figures().read_through_shards == 1
+    clock.now += 1.1
+    assert run(area) == 1
+    assert area.figures().cached_bytes == 100
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_really_full_disk(tiny_disk: Path, origin: Origin) -> None:
+    needs = [origin.make(f"{i}.zip", 1 << 20, next_use=i) for i in range(6)]
+    stranger = tiny_disk / "stranger"
+    with StagingArea(str(tiny_disk / "cache"), budget_bytes=1 << 30) as area:
+        area.update(needs)
+        run(area)
+        assert names(*needs[:3]) <= copies(area) <= names(*needs)
+        assert area.figures().read_through_shards >= 2
+        stranger.write_bytes(bytes(os.statvfs(tiny_disk).f_bavail * 4096))
+        area.update([needs[5]])
+        run(area)
+        assert names(needs[5]) <= copies(area)
+        assert area.figures().evictions >= 1
+    for need in needs:
+        path = Path(staged_path(str(tiny_disk / "cache"), need.shard))
+        if path.exists():
+            assert path.read_bytes() == Path(need.shard.url).read_bytes()
+
+
+# ---- failing and hanging origins -----------------------------------------------------------------
+
+
+def test_one_bad_shard_does_not_hold_up_the_others(
+    area: StagingArea, origin: Origin, clock: Clock
+) -> None:
+    bad, good = origin.make("bad", 100, next_use=1), origin.make("good", 100, next_use=2)
+    Path(bad.shard.url).unlink()
+    area.update([bad, good])
+    run(area)
+    assert area.figures().errors == 1 and copies(area) == names(good)
+    pauses = []
+    for _ in range(9):
+        before = clock.now
+        while not area.step():
+            clock.now += 0.5
+        pauses.append(clock.now - before)
+    assert pauses[:3] == [0.5, 1.0, 2.0] and pauses[-1] == 60.0
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_store_that_hangs_for_one_shard_stalls_that_shard_alone(
+    cache: Path, origin: Origin
+) -> None:
+    needs = [origin.make(f"{i}", 100, next_use=i) for i in range(6)]
+    store = HangingStore("0", "3")
+    with (
+        StagingArea(str(cache), budget_bytes=10**6, store=store, deadline_s=0.3) as area,
+        Copiers(area),
+    ):
+        area.update(needs)
+        wait_until(lambda: area.figures().copied_shards == 4 and area.figures().errors >= 2)
+        figures = area.figures()
+        assert figures.stalls >= 4 and figures.missing_shards == 2
+        assert "no answer within 0.3 s" in figures.last_error
+        assert copies(area) == names(*(needs[i] for i in (1, 2, 4, 5)))
+    store.close()
+
+
+def test_stop_gives_up_a_copy_that_hangs(cache: Path, origin: Origin) -> None:
+    store = HangingStore("a")
+    with StagingArea(str(cache), budget_bytes=10**6, store=store, deadline_s=2) as area:
+        area.update([origin.make("a", 100)])
+        with Copiers(area):
+            wait_until(lambda: area.figures().cached_bytes == 100)
+            before = time.monotonic()
+        assert time.monotonic() - before < 1.5
+        assert (area.figures().errors, area.figures().cached_bytes) == (0, 0)
+    assert set(os.listdir(cache)) == {".lock", ".jobs-1"}
+    store.close()
+
+
+def test_small_shards_are_copied_side_by_side_large_ones_in_order(
+    cache: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataservice.storage.staging import area as area_module
+    from dataservice.storage.staging import copying, ranges
+
+    for module in (area_module, copying, ranges):
+        monkeypatch.setattr(module, "RANGE_BYTES", 1000)
+    together: list[set[str]] = []
+    reading: set[str] = set()
+    lock = threading.Lock()
+
+    def before(url: str) -> None:
+        name = Path(url).name
+        with lock:
+            reading.add(name)
+            together.append(set(reading))
+        time.sleep(0.02)
+        with lock:
+            reading.discard(name)
+
+    for size, expected in ((900, 4), (40_000, 2)):
+        together.clear()
+        store = CountingStore(before)
+        needs = [origin.make(f"{size}-{i}", size, next_use=i) for i in range(6)]
+        options = {"budget_bytes": 10**6, "store": store, "streams": 4}
+        with StagingArea(str(cache / str(size)), **options) as area, Copiers(area):
+            area.update(needs)
+            wait_until(lambda area=area: area.figures().copied_shards == 6)
+        assert max(map(len, together)) <= expected
+        if size == 900:
+            assert max(map(len, together)) > 1
+        store.close()
