@@ -1,57 +1,31 @@
 """Turns the bytes of a picture file into uint8 patches of the planned size.
 
 Invariants: the size is compared with the plan's, and with the limit, before anything is decoded;
-pixels are upright (EXIF), RGB, fully decoded (no DCT scaling) and resized once, bicubic, only if
-the planned size differs; the first frame counts; every failure is an ImageError whose reason is a
-sentence for people and the same each time. Patch order is (h/merge, w/merge, merge, merge), each
-patch (channel, row, column): the order of Qwen-VL's processor without the temporal repeat.
-Importing this module switches off Pillow's own size limit and its warnings: both are replaced by
-the checks here.
+pixels are those of `pipeline.pixels` (upright RGB over white, the first frame), fully decoded (no
+DCT scaling) and resized once, bicubic, only if the planned size differs; every failure is an
+ImageError whose reason is a sentence for people and the same each time. Patch order is (h/merge,
+w/merge, merge, merge), each patch (channel, row, column): the order of Qwen-VL's processor without
+the temporal repeat.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import io
 import platform
-import re
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import PIL
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError, features
+from PIL import Image, features
 
 from dataservice.core.packspec import ImageSpec
 from dataservice.core.vision import VisionRules
-from dataservice.errors import ConfigError, ImageError
-
-Image.MAX_IMAGE_PIXELS = None
-warnings.filterwarnings("ignore", module=r"PIL\.")
-
-for _name in ("Avif", "Bmp", "Gif", "Jpeg", "Jpeg2K", "Png", "Ppm", "Tiff", "WebP"):
-    # Pillow loads some of them late, and `formats` wants them loaded.
-    importlib.import_module(f"PIL.{_name}ImagePlugin")
-FORMATS = tuple(
-    name
-    for name in "AVIF BMP DIB GIF JPEG JPEG2000 PNG PPM TIFF WEBP".split()
-    if name in Image.OPEN
-)
-"""What is tried; Pillow knows more, among them formats that start other programs."""
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+from dataservice.errors import ConfigError
+from dataservice.pipeline.pixels import load_rgb, planned_header
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,24 +56,8 @@ def decode_patches(
 
 def decode_pixels(data: bytes, spec: ImageSpec, limits: DecodeLimits) -> NDArray[np.uint8]:
     """The picture upright in its planned size, uint8 [target_height, target_width, 3]."""
-    with _open(data) as image:
-        _check_header(image, spec, limits)
-        name = image.format or "image"
-        try:
-            image.load()
-            upright = _upright(image)
-            # A colour that stands for "transparent" is dropped with the alpha channel.
-            upright.info.pop("transparency", None)
-            rgb = upright if upright.mode == "RGB" else upright.convert("RGB")
-        except MemoryError:
-            raise
-        except Exception as error:  # Pillow raises nearly anything on damaged files
-            raise ImageError(_sentence(name, error)) from error
-    if rgb.size != (spec.width, spec.height):
-        raise ImageError(
-            f"{name} is {rgb.width}x{rgb.height} pixels upright, "
-            f"the index says {spec.width}x{spec.height}"
-        )
+    header = planned_header(data, spec.width, spec.height, limits.max_pixels)
+    rgb = load_rgb(data, header)
     target = (spec.target_width, spec.target_height)
     if rgb.size != target:
         rgb = rgb.resize(target, Image.Resampling.BICUBIC)
@@ -116,46 +74,6 @@ def patchify(pixels: NDArray[np.uint8], rules: VisionRules, out: NDArray[np.uint
     blocks = pixels.reshape(rows, m, p, columns, m, p, 3)
     view = out.reshape(rows, columns, m, m, 3, p, p, copy=False)
     view[...] = blocks.transpose(0, 3, 1, 4, 6, 2, 5)
-
-
-def _open(data: bytes) -> Image.Image:
-    try:
-        return Image.open(io.BytesIO(data), formats=FORMATS)
-    except MemoryError:
-        raise
-    except UnidentifiedImageError:
-        head = data[:8].hex(" ") or "none, the file is empty"
-        raise ImageError(f"not a picture in a known format (first bytes: {head})") from None
-    except Exception as error:
-        raise ImageError(_sentence("picture", error)) from error
-
-
-def _check_header(image: Image.Image, spec: ImageSpec, limits: DecodeLimits) -> None:
-    width, height = image.size
-    if width * height > limits.max_pixels:
-        raise ImageError(
-            f"{image.format} of {width}x{height} pixels is above the limit of "
-            f"{limits.max_pixels} pixels"
-        )
-    # Which side is up is known only after some formats are read to their end.
-    if (spec.width, spec.height) not in ((width, height), (height, width)):
-        raise ImageError(
-            f"{image.format} is {width}x{height} pixels, the index says {spec.width}x{spec.height}"
-        )
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged EXIF is no reason to lose the picture: it counts as absent
-        orientation = 1
-    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
-
-
-def _sentence(name: str, error: Exception) -> str:
-    text = re.sub(r" ?<[^>]* object at 0x[0-9a-f]+>", "", str(error)) or type(error).__name__
-    return f"{'truncated' if 'truncated' in text.lower() else 'damaged'} {name}: {text}"
 
 
 @functools.cache

@@ -1,0 +1,279 @@
+"""Goes over files, or over the sources of a config, and yields what it finds as it finds it.
+
+Invariants: a file that is bad, or cannot be read, is a finding; only what was asked for wrongly (no
+such file, a wrong config) is an error. Records of a file that is given by itself find their images
+in the archive of its own stem, then in the image roots given, then in the archives and folders
+among the files given, then (of a local file) in the archives of its folder, then in that folder.
+"""
+
+from __future__ import annotations
+
+import glob
+import posixpath
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from dataservice.errors import ArchiveError, DataError, StorageError
+from dataservice.linting.findings import Finding, Kind
+from dataservice.linting.kinds import FileKind
+from dataservice.linting.targets import Target, find, targets
+from dataservice.storage.backends import ObjectStat, local_path
+from dataservice.storage.listing import FoundFile
+from dataservice.storage.membertable import (
+    AS_IT_IS,
+    MAX_MEMBER_BYTES,
+    TOO_LARGE,
+    describe_problem,
+)
+from dataservice.storage.objects import ShardReader, Store
+from dataservice.storage.probe import MAX_PIXELS, probe
+from dataservice.storage.sources import SourceFiles
+
+if TYPE_CHECKING:
+    from dataservice.config import Config
+    from dataservice.linting.pictures import Fetch, PictureChecker
+    from dataservice.linting.records import RecordLinter
+    from dataservice.storage.archives import Archives, ImageFinder
+    from dataservice.storage.counting import RecordCounter
+
+DEADLINE_S = 10.0
+"""Of one read, and of the decode of one picture."""
+
+_KINDS: dict[FileKind, Kind] = {"image": "image", "zip": "zip", "tar": "tar", "records": "jsonl"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    digest: bool = False
+    """Whether findings have the mean colour of pictures and the SHA-256 of members."""
+    max_pixels: int = MAX_PIXELS
+    read_deadline_s: float = DEADLINE_S
+    decode_deadline_s: float = DEADLINE_S
+
+
+def lint_files(names: Sequence[str], roots: Sequence[str], options: Options) -> Iterator[Finding]:
+    """Of files, and of all files below folders; `roots` are archives and folders of images.
+
+    Raises ConfigError for a name that is none.
+    """
+    with closing(_Linter(options)) as linter:
+        yield from linter.files(names, roots)
+
+
+def lint_config(config: Config, *, digest: bool) -> Iterator[Finding]:
+    """Of the records of all sources, and of image roots that cannot be read.
+
+    Raises ConfigError, StorageError.
+    """
+    from dataservice.pipeline.text import TextRenderer
+
+    options = Options(
+        digest=digest,
+        max_pixels=config.workers.max_image_pixels,
+        read_deadline_s=config.staging.deadline_s,
+        decode_deadline_s=config.workers.decode_deadline_s,
+    )
+    with closing(_Linter(options)) as linter:
+        counter = TextRenderer.build(config.text)
+        for source in config.sources:
+            yield from linter.source(source, counter)
+
+
+class _Linter:
+    """Owns what reads and decodes: close it.
+
+    What only pictures or only records need is imported when there is one: of the memory of a
+    process that looks at one small file, most would be that.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._owned = ExitStack()
+        self._store = self._owned.enter_context(closing(Store()))
+
+    def close(self) -> None:
+        self._owned.close()
+
+    def files(self, names: Sequence[str], roots: Sequence[str]) -> Iterator[Finding]:
+        deadline_s = self._options.read_deadline_s
+        given = [(name, find(name, self._store, deadline_s=deadline_s)) for name in names]
+        places = [find(name, self._store, deadline_s=deadline_s) for name in roots]
+        places += [file for name, file in given if file.stat.is_folder]
+        found = targets(given, self._store, deadline_s=deadline_s)
+        for kind, group in groupby(found, key=lambda t: None if t.problem else t.kind):
+            if kind == "image":
+                yield from self._pictures(group)
+                continue
+            for target in group:
+                if kind is None:
+                    yield _refused(target, target.problem)
+                elif kind == "records":
+                    yield from self._records(target, places + _archives_of(given))
+                else:
+                    yield from self._archive(target)
+
+    def source(self, source: SourceFiles, counter: RecordCounter) -> Iterator[Finding]:
+        from dataservice.storage.listing import list_source
+
+        deadline_s = self._options.read_deadline_s
+        listing = list_source(source, self._store, deadline_s=deadline_s)
+        for root in listing.roots:
+            opened = self._opened.root(root)
+            if isinstance(opened, ArchiveError):
+                kind: Kind = "tar" if root.url.endswith(".tar") else "zip"
+                yield Finding(file=root.url, kind=kind, reason=opened.reason)
+        linter = self._record_linter(source, counter)
+        for file, beside in zip(listing.records, listing.beside, strict=True):
+            find_images = partial(self._opened.finder, source, beside, listing.roots)
+            yield from _lint_records(linter, file.url, file, find_images)
+
+    def _pictures(self, group: Iterator[Target]) -> Iterator[Finding]:
+        names: deque[str] = deque()
+
+        def fetches() -> Iterator[Fetch]:
+            for target in group:
+                names.append(target.name)
+                yield partial(self._picture, target.file)
+
+        for result in self._checker.check(fetches()):
+            name = names.popleft()
+            if isinstance(result, DataError):
+                yield Finding(file=name, kind="image", reason=result.reason)
+            else:
+                yield Finding(
+                    file=name,
+                    kind="image",
+                    reason=None,
+                    width=result.width,
+                    height=result.height,
+                    mean_rgb=result.mean_rgb,
+                )
+
+    def _picture(self, file: FoundFile) -> tuple[bytes, None]:
+        """The whole file, once its header is seen to be that of a picture."""
+        size_bytes = file.stat.size_bytes
+        if size_bytes > MAX_MEMBER_BYTES:
+            raise ArchiveError(describe_problem(TOO_LARGE, AS_IT_IS, size_bytes))
+        probe(partial(self._read, file), size_bytes)
+        return self._read(file, 0, size_bytes), None
+
+    def _archive(self, target: Target) -> Iterator[Finding]:
+        from dataservice.linting.archives import lint_archive
+
+        return lint_archive(
+            target.name,
+            "tar" if target.kind == "tar" else "zip",
+            partial(self._read, target.file),
+            target.file.stat.size_bytes,
+            digest=self._options.digest,
+        )
+
+    def _records(self, target: Target, roots: Sequence[FoundFile]) -> Iterator[Finding]:
+        linter = self._plain_records
+        find_images = partial(self._finder, linter.files, target.file, roots)
+        return _lint_records(linter, target.name, target.file, find_images)
+
+    def _finder(
+        self, files: SourceFiles, file: FoundFile, roots: Sequence[FoundFile]
+    ) -> ImageFinder:
+        from dataservice.storage.listing import archives_beside
+
+        deadline_s = self._options.read_deadline_s
+        (beside,) = archives_beside([file.url], self._store, deadline_s=deadline_s)
+        places = {root.url: root for root in (*roots, *self._neighbours(file.url))}
+        places.pop(file.url, None)
+        return self._opened.finder(files, beside, list(places.values()))
+
+    def _neighbours(self, url: str) -> list[FoundFile]:
+        """The archives of the file's folder, and the folder; nothing of a remote file."""
+        if local_path(url) is None:
+            return []
+        folder = posixpath.dirname(url)
+        deadline_s = self._options.read_deadline_s
+        found = [
+            path
+            for pattern in ("*.zip", "*.tar")
+            for path in self._store.glob(
+                posixpath.join(glob.escape(folder), pattern), deadline_s=deadline_s
+            )
+        ]
+        archives = [
+            FoundFile(url=path, stat=self._store.stat(path, deadline_s=deadline_s))
+            for path in found
+        ]
+        stat = ObjectStat(size_bytes=0, mtime_ns=0, is_folder=True)
+        return [*archives, FoundFile(url=folder, stat=stat)]
+
+    def _read(self, file: FoundFile, offset: int, size: int) -> bytes:
+        """Fewer bytes only past the end. Raises StorageError."""
+        deadline_s = self._options.read_deadline_s
+        data = self._store.read(file.url, offset, size, deadline_s=deadline_s)
+        if len(data) < min(size, file.stat.size_bytes - offset):
+            raise StorageError(f"{file.url} became shorter while it was read")
+        return data
+
+    @cached_property
+    def _checker(self) -> PictureChecker:
+        from dataservice.linting.pictures import PictureChecker
+
+        options = self._options
+        return self._owned.enter_context(
+            closing(
+                PictureChecker(
+                    digest=options.digest,
+                    max_pixels=options.max_pixels,
+                    deadline_s=options.decode_deadline_s,
+                )
+            )
+        )
+
+    @cached_property
+    def _opened(self) -> Archives:
+        from dataservice.storage.archives import Archives
+
+        deadline_s = self._options.read_deadline_s
+        return self._owned.enter_context(
+            closing(Archives(self._store, None, deadline_s=deadline_s))
+        )
+
+    @cached_property
+    def _plain_records(self) -> RecordLinter:
+        from dataservice.pipeline.text import TextRenderer, TextSettings
+
+        counter = TextRenderer.build(TextSettings())
+        return self._record_linter(SourceFiles(name="", records=()), counter)
+
+    def _record_linter(self, source: SourceFiles, counter: RecordCounter) -> RecordLinter:
+        from dataservice.linting.records import RecordLinter
+
+        deadline_s = self._options.read_deadline_s
+        return RecordLinter(
+            files=source,
+            counter=counter,
+            store=self._store,
+            reader=ShardReader(None, deadline_s=deadline_s, store=self._store),
+            checker=self._checker,
+            deadline_s=deadline_s,
+        )
+
+
+def _archives_of(given: Sequence[tuple[str, FoundFile]]) -> list[FoundFile]:
+    return [file for _, file in given if file.url.lower().endswith((".zip", ".tar"))]
+
+
+def _refused(target: Target, reason: str | None) -> Finding:
+    return Finding(file=target.name, kind=_KINDS[target.kind], reason=reason)
+
+
+def _lint_records(
+    linter: RecordLinter, name: str, file: FoundFile, find_images: Callable[[], ImageFinder]
+) -> Iterator[Finding]:
+    try:
+        yield from linter.lint(name, file, find_images())
+    except (StorageError, FileNotFoundError) as error:
+        yield Finding(file=name, kind="jsonl", reason=f"could not be read: {error}")
