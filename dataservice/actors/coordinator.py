@@ -10,8 +10,10 @@ import asyncio
 import json
 import logging
 import time
+from typing import cast
 
-from dataservice.actors.planner_link import PlannerLink
+from dataservice.actors.counting_desk import CountingDesk
+from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
 from dataservice.actors.staging_desk import StagingDesk
@@ -31,8 +33,13 @@ class Coordinator:
 
     def __init__(self, config: Config, planner: PlannerLink, log: StateLog) -> None:
         self.shared = Shared(config, planner, log)
+        # with a full index it is never asked
+        self.counting = CountingDesk(self.shared, cast(LazyPlannerLink, planner))
+        self._lazy = config.index == "lazy"
+        if self._lazy:
+            self.shared.planner = self.counting.planner
         self.target_workers = config.workers.count
-        self.work = WorkDesk(self.shared)
+        self.work = WorkDesk(self.shared, self.counting)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
         self._tasks: list[asyncio.Future[None]] = []
@@ -45,6 +52,8 @@ class Coordinator:
         self.get_assignment = self.work.get_assignment
         self.report_holes = self.work.report_holes
         self.report_pack_failed = self.work.report_pack_failed
+        self.report_counts = self.counting.report_counts
+        self.get_roots = self.counting.get_roots
         self.register_stager = self.staging.register_stager
         self.pull_staging = self.staging.pull_staging
 
@@ -54,6 +63,7 @@ class Coordinator:
         shared.info = await shared.planner.open(shared.config_json)
         for warning in shared.info.warnings:
             _LOG.warning("%s", warning)
+        self.counting.opened(shared.info)
         shared.log.start_epoch(shared.info.digest)
         for hole in shared.log.holes:
             shared.holes.restore(hole.key, hole.reason, hole.pack_number)
@@ -61,6 +71,7 @@ class Coordinator:
         self._tasks = [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
+            *(self.counting.tasks() if self._lazy else ()),
         ]
 
     async def stop(self) -> None:
@@ -81,6 +92,7 @@ class Coordinator:
             if late_s > pause_s:
                 registry.forgive(late_s)  # heartbeats wait while this loop was held up
             self.work.expire()
+            self.counting.expire()
             self.staging.expire()
 
     async def scale(self, request: ScaleWorkers) -> Scaled:

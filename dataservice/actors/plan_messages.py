@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dataservice.wire.counting import CountBlock, CountedBlock, Roots
 from dataservice.wire.messages import CursorState, ShardNeed
 
 
@@ -17,6 +18,14 @@ class PlanRequest:
     """Answered by PlannedStep."""
     needs: NeedsRequest | None = None
     """Answered by LaneNeeds."""
+    ahead: AheadRequest | None = None
+    """Answered by `ahead`. This and the rest: of a lazy index only."""
+    keep: KeepBlocks | None = None
+    """Answered by BlocksKept."""
+    count: CountHere | None = None
+    """Answered by BlocksKept."""
+    roots: str | None = None
+    """Of the source of this name; answered by Roots."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +45,8 @@ class PlanInfo:
     vocab_size: int
     pad_token: int
     image_token: int
+    counted: BlocksKept | None = None
+    """Of a lazy index: what was counted to find lanes and windows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +92,8 @@ class PlannedStep:
 class NeedsRequest:
     cursor: CursorState
     windows_ahead: int
+    counted_only: bool = False
+    """With a lazy index: name of windows that are not all counted what is known without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +101,48 @@ class LaneNeeds:
     """Shards by lane; next_use counts windows from the lane's current one."""
 
     lanes: tuple[tuple[ShardNeed, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AheadRequest:
+    """Which blocks the windows from a cursor on need that are not counted yet."""
+
+    cursor: CursorState
+    windows_ahead: int
+    most: int
+    """Blocks in the answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MissingBlocks:
+    """In the order of need."""
+
+    blocks: tuple[CountBlock, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepBlocks:
+    """Counted by workers."""
+
+    blocks: tuple[CountedBlock, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountHere:
+    """Blocks that the planning process is to count itself, by (file, block)."""
+
+    keys: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlocksKept:
+    blocks: int
+    """That were not kept before."""
+    rows: int
+    """Records of these, and how many of them are rejected."""
+    rejected: int
+    failed: tuple[CountedBlock, ...] = ()
+    """Those that could not be counted or kept, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,9 +154,13 @@ class PlanFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanReply:
-    """Exactly one field is set."""
+    """Exactly one field is set; `missing` in place of a step or needs that lack blocks."""
 
     info: PlanInfo | None = None
     step: PlannedStep | None = None
     needs: LaneNeeds | None = None
+    missing: MissingBlocks | None = None
+    ahead: MissingBlocks | None = None
+    kept: BlocksKept | None = None
+    roots: Roots | None = None
     failed: PlanFailed | None = None

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.actors.lazy_planning import LazyPlanning
 from dataservice.actors.plan_messages import (
     LaneNeeds,
     NeedsRequest,
@@ -25,6 +26,7 @@ from dataservice.actors.plan_messages import (
     PlanRequest,
     StepRequest,
 )
+from dataservice.actors.shard_needs import ShardNeeds
 from dataservice.config import Config, config_from_json
 from dataservice.core.balance import assign
 from dataservice.core.cursor import Cursor
@@ -35,14 +37,13 @@ from dataservice.core.tables import StepPlan
 from dataservice.errors import DataServiceError
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.index import Index
-from dataservice.wire.messages import CursorState, ShardNeed
+from dataservice.storage.lazy import BlocksMissing, check_lazy_plan
+from dataservice.wire.messages import CursorState
 from dataservice.wire.schema import decode, encode
 
 _LENGTH = struct.Struct("<Q")
 MAX_MESSAGE_BYTES = (4 << 30) - 1
 """Of the pipe: a step of 16,384 packs of many short samples takes about a gigabyte."""
-MAX_NEEDS = 100_000
-"""Shards in a staging list, where each file of an image folder is one; the later ones are cut."""
 
 
 def cursor_state(
@@ -79,12 +80,26 @@ class Planner:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.index = Index.open(config.index_dir)
-        self.plan = Plan(config.plan, self.index)
         self.renderer = TextRenderer.build(config.text)
-        if self.plan.windows_in(0) != 0:  # load compiled code before anybody waits for a step
+        self.lazy: LazyPlanning | None = None
+        if config.index == "lazy":
+            check_lazy_plan(config.plan)
+            self.lazy = LazyPlanning(config, self.renderer)
+        self.index = Index.open(config.index_dir) if self.lazy is None else self.lazy.index
+        self.plan = Plan(config.plan, self.index)
+        self.shard_needs = ShardNeeds(self.plan, self.index)
+        # load compiled code before anybody waits for a step
+        if self.plan.windows_in(0) != 0 and not (
+            self.lazy is not None and self.lazy.missing(self.plan, 0, 0)
+        ):
             self.plan.window(0, 0)
+        if self.lazy is not None:
+            self.lazy.opened()
         assign([0, 1], [0, 1], dp_size=2, micro_steps=1)
+
+    def close(self) -> None:
+        if self.lazy is not None:
+            self.lazy.close()
 
     def info(self) -> PlanInfo:
         homes = (-1,) * self.plan.num_lanes
@@ -103,6 +118,7 @@ class Planner:
             vocab_size=self.renderer.vocab_size,
             pad_token=self.renderer.pad_token,
             image_token=self.renderer.image_token,
+            counted=None if self.lazy is None else self.lazy.counted,
         )
 
     def step(self, request: StepRequest) -> PlannedStep:
@@ -112,6 +128,8 @@ class Planner:
             micro_steps=request.micro_steps,
             packs_per_cell=request.packs_per_cell,
         )
+        if self.lazy is not None:
+            self.lazy.check_step(self.plan, cursor_of(request.cursor), grid)
         homes, per_node = request.cursor.lane_homes, request.cursor.ranks_per_node
         step = self.plan.step(
             cursor_of(request.cursor), grid, homes, ranks_per_node=max(1, per_node)
@@ -157,29 +175,14 @@ class Planner:
         return specs
 
     def needs(self, request: NeedsRequest) -> LaneNeeds:
-        most = MAX_NEEDS // max(1, len(request.cursor.lanes))
-        lanes: list[tuple[ShardNeed, ...]] = []
-        for lane, (window, _) in enumerate(request.cursor.lanes):
-            first_use: dict[tuple[str, str], ShardNeed] = {}
-            last = self.plan.windows_in(lane)
-            for ahead in range(request.windows_ahead):
-                if last is not None and window + ahead >= last:
-                    break
-                for shard in self.index.shards_of(self.plan.window(lane, window + ahead)):
-                    first_use.setdefault(
-                        (shard.source, shard.name),
-                        ShardNeed(
-                            source=shard.source,
-                            name=shard.name,
-                            url=shard.url,
-                            size_bytes=shard.size_bytes,
-                            mtime_ns=shard.mtime_ns,
-                            crc32=self.index.shard_crc(shard),
-                            next_use=ahead,
-                        ),
-                    )
-            lanes.append(tuple(first_use.values())[:most])
-        return LaneNeeds(lanes=tuple(lanes))
+        if self.lazy is not None and not request.counted_only:
+            self.lazy.check_needs(self.plan, cursor_of(request.cursor), request.windows_ahead)
+        windows = [window for window, _ in request.cursor.lanes]
+        return LaneNeeds(
+            lanes=self.shard_needs.of_lanes(
+                windows, request.windows_ahead, counted_only=request.counted_only
+            )
+        )
 
 
 def padding_spec(pack_length: int) -> PackSpec:
@@ -197,6 +200,8 @@ def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | Non
     """The encoded reply to one request; errors become a PlanFailed."""
     try:
         if request.config is not None:
+            if planner is not None:
+                planner.close()
             planner = Planner(config_from_json(request.config))
             return planner, _encoded(PlanReply(info=planner.info()))
         if planner is None:
@@ -205,12 +210,29 @@ def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | Non
             return planner, _encoded(PlanReply(step=planner.step(request.step)))
         if request.needs is not None:
             return planner, _encoded(PlanReply(needs=planner.needs(request.needs)))
-        raise DataServiceError("empty plan request")
+        if planner.lazy is None:
+            raise DataServiceError("empty plan request, or one for index: lazy")
+        return planner, _encoded(_lazy_answer(planner.plan, planner.lazy, request))
+    except BlocksMissing as missing:
+        assert planner is not None and planner.lazy is not None
+        return planner, _encoded(PlanReply(missing=planner.lazy.jobs(missing.keys)))
     except Exception as error:
         if not isinstance(error, DataServiceError | OSError):
             traceback.print_exc()
         failed = PlanFailed(kind=type(error).__name__, reason=str(error) or repr(error))
         return planner, _encoded(PlanReply(failed=failed))
+
+
+def _lazy_answer(plan: Plan, lazy: LazyPlanning, request: PlanRequest) -> PlanReply:
+    if request.ahead is not None:
+        return PlanReply(ahead=lazy.ahead(plan, cursor_of(request.ahead.cursor), request.ahead))
+    if request.keep is not None:
+        return PlanReply(kept=lazy.keep(request.keep.blocks))
+    if request.count is not None:
+        return PlanReply(kept=lazy.count(request.count.keys))
+    if request.roots is not None:
+        return PlanReply(roots=lazy.roots(request.roots))
+    raise DataServiceError("empty plan request")
 
 
 def _encoded(reply: PlanReply) -> bytes:
@@ -238,6 +260,8 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         planner, reply = answer(planner, decode(PlanRequest, payload, max_bytes=MAX_MESSAGE_BYTES))
         sink.write(frame(reply))
         sink.flush()
+    if planner is not None:
+        planner.close()
 
 
 def main() -> None:

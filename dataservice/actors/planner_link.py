@@ -13,7 +13,12 @@ from typing import Protocol
 
 from dataservice import errors
 from dataservice.actors.plan_messages import (
+    AheadRequest,
+    BlocksKept,
+    CountHere,
+    KeepBlocks,
     LaneNeeds,
+    MissingBlocks,
     NeedsRequest,
     PlanInfo,
     PlannedStep,
@@ -28,7 +33,16 @@ from dataservice.errors import (
     ServiceUnavailable,
     StaleIndexError,
 )
+from dataservice.wire.counting import CountBlock, CountedBlock, Roots
 from dataservice.wire.schema import decode, encode
+
+
+class BlocksMissing(Exception):
+    """A lazy index lacks blocks for the answer; asked again once they are kept, it is given."""
+
+    def __init__(self, blocks: tuple[CountBlock, ...]) -> None:
+        super().__init__(f"{len(blocks)} blocks are not counted yet")
+        self.blocks = blocks
 
 
 class PlannerLink(Protocol):
@@ -41,6 +55,18 @@ class PlannerLink(Protocol):
     async def needs(self, request: NeedsRequest) -> LaneNeeds: ...
 
     async def close(self) -> None: ...
+
+
+class LazyPlannerLink(PlannerLink, Protocol):
+    """With a lazy index; `step` and `needs` may raise BlocksMissing."""
+
+    async def ahead(self, request: AheadRequest) -> MissingBlocks: ...
+
+    async def keep(self, blocks: tuple[CountedBlock, ...]) -> BlocksKept: ...
+
+    async def count(self, keys: tuple[tuple[int, ...], ...]) -> BlocksKept: ...
+
+    async def roots(self, source: str) -> Roots: ...
 
 
 class PlannerProcess:
@@ -71,6 +97,27 @@ class PlannerProcess:
         assert reply.needs is not None
         return reply.needs
 
+    async def ahead(self, request: AheadRequest) -> MissingBlocks:
+        reply = await self._ask(PlanRequest(ahead=request))
+        assert reply.ahead is not None
+        return reply.ahead
+
+    async def keep(self, blocks: tuple[CountedBlock, ...]) -> BlocksKept:
+        return await self._kept(PlanRequest(keep=KeepBlocks(blocks=blocks)))
+
+    async def count(self, keys: tuple[tuple[int, ...], ...]) -> BlocksKept:
+        return await self._kept(PlanRequest(count=CountHere(keys=keys)))
+
+    async def roots(self, source: str) -> Roots:
+        reply = await self._ask(PlanRequest(roots=source))
+        assert reply.roots is not None
+        return reply.roots
+
+    async def _kept(self, request: PlanRequest) -> BlocksKept:
+        reply = await self._ask(request)
+        assert reply.kept is not None
+        return reply.kept
+
     async def _ask(self, request: PlanRequest) -> PlanReply:
         # shielded: a caller that is cancelled must not leave half an answer in the pipe
         turn = asyncio.ensure_future(self._in_turn(request))
@@ -79,6 +126,8 @@ class PlannerProcess:
         if reply.failed is not None:
             kind = getattr(errors, reply.failed.kind, DataServiceError)
             raise kind(reply.failed.reason)
+        if reply.missing is not None:
+            raise BlocksMissing(reply.missing.blocks)
         return reply
 
     async def _in_turn(self, request: PlanRequest) -> PlanReply:

@@ -266,7 +266,7 @@ class SessionDesk:
                 f"{self._shared.config.serving.plan_ahead_steps}: {session.slowest()}"
             )
         if step not in session.steps:
-            return f"step {step} is being planned"
+            return self._shared.planning_waits or f"step {step} is being planned"
         return f"no live worker for a pack of step {step}"
 
     async def report_progress(self, request: Progress) -> Ok:

@@ -54,6 +54,8 @@ class Shared:
         """Fingerprint that all workers share; "" until the first one has joined."""
         self.lane_nodes: tuple[str, ...] = ()
         """Data node of each lane; empty while there is none."""
+        self.planning_waits = ""
+        """What the step that is being planned waits for, in words; "" while it does not."""
         self.on_scale: Callable[[], None] = lambda: None
         """Called when the set of workers or stagers should be looked at."""
 

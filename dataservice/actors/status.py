@@ -9,6 +9,24 @@ from dataservice.actors.registry import StagerSeat, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
 
+_STAGER: dict[str, Any] = {
+    "cached_bytes": 0,
+    "cached_shards": 0,
+    "copied_bytes": 0,
+    "copied_shards": 0,
+    "bytes_per_s": 0.0,
+    "missing_bytes": 0,
+    "missing_shards": 0,
+    "read_through_bytes": 0,
+    "read_through_shards": 0,
+    "evictions": 0,
+    "errors": 0,
+    "stalls": 0,
+    "disk_full": 0,
+    "last_error": "",
+}
+"""What a stager tells, and what stands for it before it has."""
+
 
 def status_of(shared: Shared) -> dict[str, Any]:
     plan = shared.info
@@ -29,6 +47,21 @@ def status_of(shared: Shared) -> dict[str, Any]:
         "worst_shards": dict(shared.holes.by_shard().most_common(10)),
         "sample_counts": {name: dict(found) for name, found in shared.sample_counts.items()},
         "counters": dict(shared.counters),
+        "counting": _counting(shared),
+    }
+
+
+def _counting(shared: Shared) -> dict[str, Any] | None:
+    """Of a lazy index, since the service started; None with a full one."""
+    if shared.config.index != "lazy":
+        return None
+    return {
+        "blocks": shared.counters["blocks_counted"],
+        "by_planner": shared.counters["blocks_counted_by_planner"],
+        "records": shared.counters["records_counted"],
+        "rejected": shared.counters["records_rejected"],
+        "failed": shared.counters["blocks_failed"],
+        "waiting_for": shared.planning_waits,
     }
 
 
@@ -74,19 +107,18 @@ def _worker(seat: WorkerSeat) -> dict[str, Any]:
         "decode_s": round(stats.decode_s, 3) if stats else 0.0,
         "read_origin_bytes": stats.read_origin_bytes if stats else 0,
         "read_staged_bytes": stats.read_staged_bytes if stats else 0,
+        "storage_stalls": stats.storage_stalls if stats else 0,
+        "stuck_reads": stats.stuck_reads if stats else 0,
     }
 
 
 def _stager(seat: StagerSeat) -> dict[str, Any]:
     stats = seat.stats
+    figures = {name: getattr(stats, name) if stats else empty for name, empty in _STAGER.items()}
     return {
         "node": seat.hello.node,
         "host": seat.hello.host,
         "cache_dir": seat.hello.cache_dir,
         "budget_bytes": seat.hello.budget_bytes,
-        "cached_bytes": stats.cached_bytes if stats else 0,
-        "cached_shards": stats.cached_shards if stats else 0,
-        "copied_bytes": stats.copied_bytes if stats else 0,
-        "evictions": stats.evictions if stats else 0,
-        "errors": stats.errors if stats else 0,
+        **figures,
     }

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 
+from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.registry import Entry, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
@@ -52,8 +53,9 @@ CALLS_TO_LOSE = 5
 
 
 class WorkDesk:
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, counting: CountingDesk) -> None:
         self._shared = shared
+        self._counting = counting
         self._attempts: Counter[tuple[int, str]] = Counter()
         """Failed builds by (session, pack)."""
         self._avoid: dict[tuple[int, str], frozenset[str]] = {}
@@ -183,6 +185,7 @@ class WorkDesk:
         if seat.stats is not None and request.served_packs > seat.stats.served_packs:
             self._complaints.pop(request.worker_id, None)
         seat.stats = request
+        self._counting.held(seat, request)
         until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
         known_held: int | None = None
         while True:
@@ -190,8 +193,9 @@ class WorkDesk:
             generation = session.generation if session is not None else 0
             held_step = session.held_step if session is not None else 0
             work = self._work_for(seat, request.after_sequence, session)
+            count = self._counting.give(seat)
             drained = seat.draining and not self._outstanding(seat)
-            news = work or drained or generation != request.session
+            news = work or count or drained or generation != request.session
             if news or known_held not in (None, held_step):
                 break
             known_held = held_step
@@ -205,6 +209,7 @@ class WorkDesk:
             held_step=held_step,
             cache_dir=stager.hello.cache_dir if stager is not None else "",
             drain=drained,
+            count=tuple(count),
         )
 
     def _work_for(

@@ -17,6 +17,7 @@ from contextlib import aclosing
 from typing import Any
 
 from dataservice.actors.build_queue import BuildQueue, Job
+from dataservice.actors.count_thread import CountThread
 from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Member
 from dataservice.actors.planner import padding_spec
 from dataservice.actors.waiting import Changes
@@ -29,6 +30,7 @@ from dataservice.errors import (
     SessionFenced,
     StaleIndexError,
     StorageError,
+    StorageTimeout,
 )
 from dataservice.pipeline.images import DecodeLimits, check_pillow, decoder_fingerprint
 from dataservice.pipeline.materialize import BuiltPack, build_pack
@@ -86,6 +88,7 @@ class Worker:
         self._sequence = 0
         self._built = 0
         self._images = 0
+        self._stalls = 0
         self._served_packs = 0
         self._served_bytes = 0
         self._stopping = False
@@ -106,7 +109,7 @@ class Worker:
                     if work.drain:
                         break
                     if not all(thread.is_alive() for thread in self._threads):
-                        _LOG.error("a builder thread has ended: this worker ends as well")
+                        _LOG.error("a thread of this worker has ended: it ends as well")
                         break
         finally:
             await server.stop(5.0)
@@ -134,9 +137,12 @@ class Worker:
         if self._tools is not None:
             self._tools.queue.start_session(0)
             return
-        self._tools = _Tools(config_from_json(seat.config), self._wake)
-        for number in range(BUILDERS):
-            thread = threading.Thread(target=self._build_loop, name=f"builder-{number}")
+        self._tools = _Tools(config_from_json(seat.config), self._wake, self._ask, self._seat)
+        runs = [(f"builder-{number}", self._build_loop) for number in range(BUILDERS)]
+        if self._tools.counting is not None:
+            runs.append(("counting", self._tools.counting.run))
+        for name, target in runs:
+            thread = threading.Thread(target=target, name=name)
             thread.start()
             self._threads.append(thread)
 
@@ -159,6 +165,9 @@ class Worker:
             read_origin_bytes=tools.reader.origin_bytes,
             read_staged_bytes=tools.reader.staged_bytes,
             images=self._images,
+            storage_stalls=self._stalls,
+            stuck_reads=tools.reader.stuck_reads,
+            counting=() if tools.counting is None else tools.counting.held(),
         )
 
     def _take(self, work: Work) -> None:
@@ -171,6 +180,8 @@ class Worker:
         for assignment in work.assignments:
             queue.add(self._job(work.session, assignment))
             self._sequence = max(self._sequence, assignment.sequence)
+        if self.tools.counting is not None:
+            self.tools.counting.add(work.count)
 
     def _job(self, session: int, assignment: Assignment) -> Job:
         spec = decode(PackSpec, assignment.spec)
@@ -229,6 +240,8 @@ class Worker:
             holes = {**holes, **decided.holes}
 
     def _build_failed(self, tools: _Tools, job: Job, error: Exception) -> None:
+        if isinstance(error, StorageTimeout):
+            self._stalls += 1
         if isinstance(error, StorageError | StaleIndexError):
             _LOG.warning("pack %s: %s", job.pack_id, error)
         else:
@@ -251,8 +264,11 @@ class Worker:
                 "the coordinator did not hear that pack %s failed: %s", job.pack_id, unheard
             )
 
+    def _seat(self) -> tuple[str, int]:
+        return self.worker_id, self._lease
+
     def _ask(self, request: object) -> Any:
-        """From a builder thread."""
+        """From a thread other than the event loop's."""
         assert self._loop is not None
         answer: Future[Any] = asyncio.run_coroutine_threadsafe(
             self._member.call(request), self._loop
@@ -321,11 +337,18 @@ class Worker:
 class _Tools:
     """What the config decides: made once the coordinator has told it."""
 
-    def __init__(self, config: Config, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        on_change: Callable[[], None],
+        ask: Callable[[object], Any],
+        seat: Callable[[], tuple[str, int]],
+    ) -> None:
         self.config = config
         workers, vision = config.workers, config.plan.vision
         self.patch_bytes = vision.patch_bytes
         self.renderer = TextRenderer.build(config.text)
+        self.formats = {source.name: source.format for source in config.sources}
         self.reader = ShardReader(
             None, deadline_s=config.staging.deadline_s, retries=config.staging.retries
         )
@@ -334,6 +357,9 @@ class _Tools:
             deadline_s=workers.decode_deadline_s,
             max_pixels=workers.max_image_pixels,
         )
+        self.counting: CountThread | None = None
+        if config.index == "lazy":
+            self.counting = CountThread(config, self.renderer, self.reader, ask, seat)
         self.queue = BuildQueue(ready_bytes_bound=workers.ready_bytes, on_change=on_change)
         plan = self.config.plan
         lengths = {plan.pack_length, *(phase.pack_length or 0 for phase in plan.phases)} - {0}
@@ -349,6 +375,7 @@ class _Tools:
             spec,
             reader=self.reader,
             renderer=self.renderer,
+            formats=self.formats,
             rules=self.config.plan.vision,
             holes=holes,
             storage_holes=storage_holes,
@@ -366,5 +393,7 @@ class _Tools:
     def close(self) -> None:
         self.closed = True
         self.queue.close()
+        if self.counting is not None:
+            self.counting.close()
         self.pools.close()
         self.reader.close()

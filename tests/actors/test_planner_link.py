@@ -45,7 +45,7 @@ def test_a_new_process_gives_the_same_step(tmp_path: Path) -> None:
 def test_a_new_process_on_another_index_is_refused(tmp_path: Path) -> None:
     settings = demo_settings(tmp_path)
     data = tmp_path / "data.jsonl"
-    settings["sources"] = [{"name": "text", "jsonl": str(data)}]
+    settings["sources"] = [{"name": "text", "records": str(data)}]
 
     def indexed(lines: int) -> Config:
         data.write_text('{"text": "one"}\n' * lines)

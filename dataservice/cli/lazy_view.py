@@ -1,0 +1,70 @@
+"""How the scan of a lazy index looks to a person, and what was counted of it so far.
+
+Invariants: as in index_view.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from dataservice.cli.index_view import progress_bar, show_kinds
+from dataservice.config import Config
+from dataservice.indexing import open_lazy_index, scan_lazy_index, write_lazy_rejected
+from dataservice.storage.index_report import IndexProgress
+from dataservice.storage.lazy import LazyIndex, ScanProgress, ScanReport
+
+
+def scan_with_progress(config: Config) -> ScanReport:
+    with progress_bar() as show:
+
+        def tell(state: ScanProgress) -> None:
+            show(
+                IndexProgress(
+                    done_bytes=state.done_bytes,
+                    total_bytes=state.total_bytes,
+                    num_samples=state.num_records,
+                    num_rejected=0,
+                    shard=state.file.rpartition("/")[2],
+                )
+            )
+
+        return scan_lazy_index(config, tell)
+
+
+def bring_up_to_date(config: Config) -> None:
+    """Says so when something had to be read for it."""
+    report = scan_with_progress(config)
+    if report.files_read:
+        typer.echo(
+            f"lazy index: found the records of {report.files_read:,} files, "
+            f"{report.files_reused:,} were up to date; {report.num_records:,} records, which are "
+            "counted when they are needed",
+            err=True,
+        )
+
+
+def open_lazy(config: Config) -> LazyIndex:
+    """Counts what is asked for in this process."""
+    bring_up_to_date(config)
+    return open_lazy_index(config)
+
+
+def show_scan(config: Config) -> None:
+    """`dataservice index` of a lazy index: the summary, to stdout."""
+    report = scan_with_progress(config)
+    for source in report.manifest.sources:
+        records = sum(shard.num_rows for shard in source.shards)
+        typer.echo(f"{source.name}: {records:,} records in {len(source.shards):,} files")
+    typer.echo(
+        f"in all {report.num_records:,} records, found in {report.files_read:,} files, "
+        f"{report.files_reused:,} were up to date; lazy index {report.manifest.digest[:12]}"
+    )
+    typer.echo(
+        "index: lazy counts no record now: tokens and picture sizes are found while training runs, "
+        "ahead of the plan, and kept"
+    )
+    found = write_lazy_rejected(config)
+    typer.echo(f"counted so far: {found.counted_blocks:,} of {found.all_blocks:,} blocks")
+    if found.num_rejected:
+        typer.echo(f"{found.num_rejected:,} records of them cannot be used ({found.path}):")
+        show_kinds(found.path)
