@@ -1,4 +1,4 @@
-.PHONY: venv demo test test-slow lint format clean
+.PHONY: venv demo test test-slow fuzz lint format clean
 
 PY := .venv/bin/python
 
@@ -13,6 +13,11 @@ test: venv
 
 test-slow: venv
 	$(PY) -m pytest -q -m slow tests
+
+# Five minutes a target; coverage-guided, so it takes atheris, which nothing else needs.
+fuzz: venv
+	.venv/bin/pip install --quiet atheris==3.0.0
+	$(PY) tests/fuzz/run.py
 
 lint: venv
 	.venv/bin/ruff check .

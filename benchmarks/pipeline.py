@@ -116,7 +116,7 @@ def source_names(corpus: Path) -> list[str]:
 def make_config(corpus: Path, names: Sequence[str], folder: Path, threads: int) -> Config:
     sources = []
     for name in names:
-        source: dict[str, Any] = {"name": name, "jsonl": str(corpus / name / "*.jsonl")}
+        source: dict[str, Any] = {"name": name, "records": str(corpus / name / "*.jsonl")}
         if any((corpus / name).glob("*.zip")):
             source["images"] = str(corpus / name / "*.zip")
         sources.append(source)
@@ -213,6 +213,7 @@ def build(config: Config, specs: Sequence[PackSpec], encode: bool) -> Measured:
                 spec,
                 reader=reader,
                 renderer=renderer,
+                formats={source.name: source.format for source in config.sources},
                 rules=config.plan.vision,
                 holes={},
                 storage_holes=False,

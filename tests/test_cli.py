@@ -54,8 +54,8 @@ job: cli
 index_dir: index
 state_dir: state
 sources:
-  - {name: text, jsonl: text.jsonl}
-  - {name: caption, jsonl: caption.jsonl, images: caption.zip}
+  - {name: text, records: text.jsonl}
+  - {name: caption, records: caption.jsonl, images: caption.zip}
 vision: {max_pixels: 50176}
 plan: {pack_length: 512}
 """,
@@ -196,6 +196,22 @@ class FakeCoordinator:
             "served_packs": 1234,
             "images": 99,
             "read_origin_bytes": 0,
+            "storage_stalls": 0,
+            "stuck_reads": 0,
+        }
+        stager = {
+            "node": "n" * 56,
+            "host": "data-node-0007.example",
+            "cached_bytes": 8_123_400_000_000,
+            "budget_bytes": 9_000_000_000_000,
+            "missing_bytes": 123_400_000_000,
+            "bytes_per_s": 2_048_000_000,
+            "read_through_shards": 12,
+            "read_through_bytes": 77_700_000_000,
+            "evictions": 345,
+            "errors": 2,
+            "stalls": 5,
+            "last_error": "storage stall: read /nfs/a.zip at 0: no answer within 30 s",
         }
         report = {
             "job": "cli",
@@ -205,7 +221,11 @@ class FakeCoordinator:
             "holes": 3,
             "worst_shards": {"caption/a.jsonl": 3},
             "target_workers": 2,
-            "workers": [{"id": "w0"} | worker, {"id": "w1"} | worker | {"draining": True}],
+            "workers": [
+                {"id": "w0"} | worker | {"storage_stalls": 3, "stuck_reads": 1},
+                {"id": "w1"} | worker | {"draining": True},
+            ],
+            "stagers": [stager],
             "session": {
                 "run_id": "night",
                 "done_step": 12,
@@ -248,7 +268,8 @@ def test_status_says_who_waits_and_fits_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert run("status", endpoint) == 0
-    out = capsys.readouterr().out
+    printed = capsys.readouterr().out
+    out = " ".join(printed.split())
     for words in (
         "cli",
         "step 12",
@@ -256,9 +277,15 @@ def test_status_says_who_waits_and_fits_80_columns(
         "caption/a.jsonl: 3",
         "w1 (draining)",
         "1,234",
+        "8,123",
+        "2,048",
+        "12 shards of 77.7 GB are read from their origins",
+        "storage stalls of worker w0: 3 builds",
+        "no answer within 30 s",
     ):
         assert words in out
     assert "\u2026" not in out
+    assert max(map(len, printed.splitlines())) <= 80
     assert run("status", endpoint, "--json") == 0
     assert json.loads(capsys.readouterr().out)["session"]["done_step"] == 12
 
@@ -317,7 +344,8 @@ def test_commands_and_options_are_these() -> None:
         for name, command in group.commands.items()
     }
     assert surface == {
-        "index": ["config"],
+        "index": ["--address", "--processes", "config"],
+        "lint": ["--digest", "--images", "--json", "files"],
         "plan": ["--dp-size", "--json", "--micro-steps", "--packs-per-cell", "--steps", "config"],
         "simulate": [
             "--cost-file",
@@ -337,6 +365,16 @@ def test_commands_and_options_are_these() -> None:
         ],
         "fit-cost": ["--json", "--out", "timings"],
         "serve": ["--address", "--host", "--insecure", "--port", "--workers", "config"],
+        "stage": [
+            "--dp-size",
+            "--json",
+            "--micro-steps",
+            "--node",
+            "--nodes",
+            "--packs-per-cell",
+            "--steps",
+            "config",
+        ],
         "status": ["--json", "endpoint"],
         "scale": ["endpoint", "workers"],
     }

@@ -43,20 +43,26 @@ def test_configs_load_and_the_long_one_is_the_example(tmp_path: Path) -> None:
     for number, text in enumerate((smallest, every_setting)):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
-        assert load_config(path).sources[0].jsonl[0].startswith(str(tmp_path))
+        assert load_config(path).sources[0].records[0].startswith(str(tmp_path))
     assert every_setting == (ROOT / "deploy/example.yaml").read_text(encoding="utf-8")
 
 
 def test_records_are_read_as_the_readme_says() -> None:
     (shown,) = blocks("json")
     records = [parse_record(line.encode()) for line in shown.splitlines()]
-    assert [record.layout for record in records] == ["llava", "messages", "messages", "text"]
-    for record in records[:3]:
+    layouts = "llava messages messages obelics mmc4 finevision caption text text".split()
+    assert [record.layout for record in records] == layouts
+    for record in records[:7]:
         assert record.images == ("cats/1.jpg",)
+        assert record.turns[0].pieces[0] == ""
+        assert sum(len(turn.pieces) - 1 for turn in record.turns) == 1
+    for record in records[:3]:
         assert [turn.role for turn in record.turns] == ["user", "assistant"]
-        assert record.turns[0].text.replace("\n", "") == "<image>What is this?"
-        assert record.turns[1].text == "A cat."
-    assert [turn.text for turn in records[3].turns] == ["Call me Ishmael."]
+        assert record.turns[0].pieces[1].strip() == "What is this?"
+        assert record.turns[1].pieces == ("A cat.",)
+    assert records[5].turns[1].pieces == ("A cat.",)
+    assert [turn.pieces for turn in records[7].turns] == [("Call me Ishmael.",)]
+    assert records[8].starts == (0, 1)
 
 
 class Model(TinyVLM):

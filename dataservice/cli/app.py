@@ -1,7 +1,9 @@
 """Commands, options and what a failed command says.
 
 Invariants: results go to stdout, everything else to stderr; a user's error is one paragraph and
-exit code 2, with `--debug` also its traceback; only `serve` imports ray.
+exit code 2, with `--debug` also its traceback; only `serve`, and `index` with an address, import
+ray. A command imports what it needs when it runs: `lint` promises to look at a small file in less
+memory than all of it takes.
 """
 
 from __future__ import annotations
@@ -11,28 +13,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
 from rich.console import Console
 
-from dataservice.cli.fit_view import fit_object, fit_text
-from dataservice.cli.index_view import open_index, show_report, update_with_progress
-from dataservice.cli.plan_view import PlanView, parse_steps, step_table
-from dataservice.cli.simulate_report import page
-from dataservice.cli.simulate_run import DEFAULT_NODE_GBITS, Options, parse_sweep, run, workload_of
-from dataservice.cli.simulate_view import as_json as simulation_object
-from dataservice.cli.simulate_view import print_report, spoken, write_page
-from dataservice.cli.status_view import print_status
-from dataservice.cli.timings import read_timings
-from dataservice.config import Config, load_config
-from dataservice.config.cost_file import load_cost_file, write_cost_file
-from dataservice.core.fit import fit
-from dataservice.core.settings import Grid
 from dataservice.errors import ConfigError, DataServiceError
-from dataservice.rpc.client import CoordinatorClient
-from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
+
+if TYPE_CHECKING:
+    from dataservice.config import Config
 
 CALL_TIMEOUT_S = 10.0
 WIDEST_TABLE = 160
@@ -51,7 +41,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits: 0, or 2 for an error of the user's."""
+    """Runs one command and exits: 0, 1 if `lint` rejects or `stage` fails to copy something, 2 for
+    a user's error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
@@ -81,10 +72,61 @@ def _common(
 
 
 @app.command()
-def index(config: ConfigPath) -> None:
-    """Index what is new or changed: offsets, token counts, picture sizes. Decodes nothing."""
-    settings = load_config(config)
-    show_report(update_with_progress(settings))
+def index(
+    config: ConfigPath,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="That read side by side. Default: one a core, if it pays."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a running Ray cluster that reads in their place; the index folder "
+            "must be shared by its nodes."
+        ),
+    ] = None,
+) -> None:
+    """Index what is new or changed: offsets, token counts, picture sizes. Decodes nothing.
+
+    Stopped at any moment, it goes on from there when it is run again.
+    """
+    from dataservice.cli.index_view import index_with_progress
+    from dataservice.config import load_config
+
+    index_with_progress(load_config(config), processes=processes, address=address)
+
+
+@app.command()
+def lint(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG|FILE...",
+            help="The YAML file of a run, or pictures, zips, tars, record files and folders of "
+            "them.",
+        ),
+    ],
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROOT",
+            help="Zip, tar or folder where records find their images; may be given several times.",
+        ),
+    ] = None,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="With mean colours of pictures, SHA-256 of members.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Report what is wrong with data before anybody trains on it. Writes nothing.
+
+    With --json one object a line. Exits with 1 when something is rejected.
+    """
+    from dataservice.cli.lint_view import findings_of, print_json, print_summary
+
+    findings = findings_of(files, images or [], digest=digest)
+    good = print_json(findings, digest=digest) if as_json else print_summary(findings)
+    raise typer.Exit(0 if good else 1)
 
 
 @app.command()
@@ -100,6 +142,11 @@ def plan(
 
     With --json one object a line, one line a step.
     """
+    from dataservice.cli.index_view import open_index
+    from dataservice.cli.plan_view import PlanView, parse_steps, step_table
+    from dataservice.config import load_config
+    from dataservice.core.settings import Grid
+
     settings = load_config(config)
     grid = Grid(dp_size=dp_size, micro_steps=micro_steps, packs_per_cell=packs_per_cell)
     first, stop = parse_steps(steps)
@@ -121,6 +168,61 @@ def plan(
             typer.echo(f"samples too few for another step (remainder: drop): {left}", err=True)
 
 
+@app.command()
+def stage(
+    config: ConfigPath,
+    steps: Annotated[str, typer.Option(metavar="A:B", help="Steps A to B - 1.")],
+    dp_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Data-parallel ranks. Default: plan.reference_ranks."),
+    ] = None,
+    micro_steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Micro-steps of a step. Default: plan.reference_micro_steps."),
+    ] = None,
+    packs_per_cell: Annotated[int, typer.Option(min=1, help="Packs of a micro-batch.")] = 1,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST,HOST...",
+            help="All data nodes, to stage this one's share alone. Default: stage everything.",
+        ),
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Which of them. Default: the host's name.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the shards that some steps read to this node's cache, before the GPUs arrive.
+
+    Exits with 1 when a shard could not be copied. What is there already is not copied again.
+    """
+    from dataservice.cli.index_view import open_index
+    from dataservice.cli.plan_view import parse_steps
+    from dataservice.cli.stage_view import stage, staged_object, staged_text
+    from dataservice.config import load_config
+    from dataservice.core.settings import Grid
+
+    settings = load_config(config)
+    staged = stage(
+        settings,
+        open_index(settings),
+        steps=parse_steps(steps),
+        grid=Grid(
+            dp_size=dp_size or settings.plan.reference_ranks,
+            micro_steps=micro_steps or settings.plan.reference_micro_steps,
+            packs_per_cell=packs_per_cell,
+        ),
+        nodes=[] if nodes is None else [name.strip() for name in nodes.split(",")],
+        node=node,
+    )
+    if as_json:
+        typer.echo(orjson.dumps(staged_object(staged)))
+    else:
+        typer.echo(staged_text(staged, settings.staging))
+    raise typer.Exit(1 if staged.failed_shards else 0)
+
+
 @app.command("fit-cost")
 def fit_cost(
     timings: Annotated[
@@ -135,6 +237,11 @@ def fit_cost(
     as_json: AsJson = False,
 ) -> None:
     """Fit the cost model to measured compute times, for `cost: fitted` in the config."""
+    from dataservice.cli.fit_view import fit_object, fit_text
+    from dataservice.cli.timings import read_timings
+    from dataservice.config.cost_file import write_cost_file
+    from dataservice.core.fit import fit
+
     rows = read_timings(timings)
     patches, patches_squared, length_squared = rows.terms
     found = fit(patches, patches_squared, length_squared, rows.seconds)
@@ -175,8 +282,9 @@ def simulate(
         int | None, typer.Option(min=1, help="Default: the config's, or 8.")
     ] = None,
     node_gbits: Annotated[
-        float, typer.Option(min=0.001, help="Network of a node each way, Gbit/s.")
-    ] = DEFAULT_NODE_GBITS,
+        float | None,
+        typer.Option(min=0.001, help="Network of a node each way, Gbit/s. Default: 100."),
+    ] = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
@@ -195,6 +303,19 @@ def simulate(
 
     Reads an index or makes up samples; decodes nothing. Prints a table and writes a report.
     """
+    from dataservice.cli.simulate_report import page
+    from dataservice.cli.simulate_run import (
+        DEFAULT_NODE_GBITS,
+        Options,
+        parse_sweep,
+        run,
+        workload_of,
+    )
+    from dataservice.cli.simulate_view import as_json as simulation_object
+    from dataservice.cli.simulate_view import print_report, spoken, write_page
+    from dataservice.config.cost_file import load_cost_file
+    from dataservice.core.settings import Grid
+
     options = Options(
         grid=Grid(dp_size=dp_size, micro_steps=micro_steps, packs_per_cell=packs_per_cell),
         steps=steps,
@@ -202,7 +323,7 @@ def simulate(
         vit_ms_per_token=vit_ms_per_token,
         fitted=None if cost_file is None else load_cost_file(cost_file),
         ranks_per_node=ranks_per_node,
-        node_gbits=node_gbits,
+        node_gbits=DEFAULT_NODE_GBITS if node_gbits is None else node_gbits,
         sweep=parse_sweep(sweep or ()),
     )
     workload = workload_of(config, synthetic, options)
@@ -235,6 +356,9 @@ def serve(
     ] = False,
 ) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
+    from dataservice.cli.index_view import open_index
+    from dataservice.config import load_config
+
     settings = _overridden(
         load_config(config), port=port, workers=workers, host=host, insecure=insecure
     )
@@ -248,6 +372,10 @@ def serve(
 @app.command()
 def status(endpoint: Endpoint, as_json: AsJson = False) -> None:
     """Show what a running service does."""
+    from dataservice.cli.status_view import print_status
+    from dataservice.rpc.client import CoordinatorClient
+    from dataservice.wire.messages import GetStatus, StatusReport
+
     with CoordinatorClient(endpoint) as client:
         report: StatusReport = client.call(GetStatus(), CALL_TIMEOUT_S)
     if as_json:
@@ -262,6 +390,9 @@ def scale(
     workers: Annotated[int, typer.Argument(min=1, metavar="N", help="Workers to have.")],
 ) -> None:
     """Change the number of workers; trainers notice nothing but the speed."""
+    from dataservice.rpc.client import CoordinatorClient
+    from dataservice.wire.messages import Scaled, ScaleWorkers
+
     with CoordinatorClient(endpoint) as client:
         scaled: Scaled = client.call(ScaleWorkers(workers=workers), CALL_TIMEOUT_S)
     typer.echo(f"workers: {scaled.before}, now going to {scaled.target}")

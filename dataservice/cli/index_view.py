@@ -17,16 +17,18 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dataservice.config import Config
+from dataservice.errors import ConfigError
 from dataservice.indexing import update_index
 from dataservice.storage.index import Index
-from dataservice.storage.index_build import IndexProgress, IndexReport
+from dataservice.storage.index_executor import IndexExecutor, InProcesses
+from dataservice.storage.index_report import IndexProgress, IndexReport, SourceReport
 
 PLACES_SHOWN = 3
 """Of each kind of reason."""
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Callable[[IndexProgress], None]]:
+def progress_bar() -> Iterator[Callable[[IndexProgress], None]]:
     columns = (
         TextColumn("index"),
         BarColumn(),
@@ -54,41 +56,72 @@ def _progress_bar() -> Iterator[Callable[[IndexProgress], None]]:
         yield show
 
 
-def update_with_progress(config: Config) -> IndexReport:
-    with _progress_bar() as show:
-        return update_index(config, show)
+def update_with_progress(config: Config, executor: IndexExecutor | None = None) -> IndexReport:
+    with progress_bar() as show:
+        return update_index(config, show, executor=executor)
 
 
 def open_index(config: Config) -> Index:
     """The index as the data stands now; says so when something had to be read for it."""
+    if config.index == "lazy":
+        from dataservice.cli.lazy_view import open_lazy
+
+        return open_lazy(config)
     report = update_with_progress(config)
     shards_read = sum(source.shards_read for source in report.sources)
     if shards_read:
         reused = sum(source.shards_reused for source in report.sources)
         typer.echo(
             f"index: read {shards_read:,} shards, {reused:,} were up to date; "
-            f"{report.num_samples:,} samples, {report.num_rejected:,} records cannot be used"
+            f"{_good(report)} samples, {report.num_rejected:,} records cannot be used"
             + (f" (see {report.rejected_path})" if report.num_rejected else ""),
             err=True,
         )
     return Index.open(config.index_dir)
 
 
+def index_with_progress(config: Config, *, processes: int | None, address: str | None) -> None:
+    """`dataservice index`: by processes of this machine, or by the Ray cluster at `address`."""
+    if config.index == "lazy":
+        from dataservice.cli.lazy_view import show_scan
+
+        show_scan(config)
+        return
+    if address is None:
+        show_report(update_with_progress(config, InProcesses(processes) if processes else None))
+        return
+    if processes:
+        raise ConfigError("--processes and --address exclude each other; give one of them")
+    from dataservice.actors.ray_index import ray_executor
+
+    with ray_executor(address, resource=config.workers.resource) as executor:
+        show_report(update_with_progress(config, executor))
+
+
 def show_report(report: IndexReport) -> None:
     """The summary of `dataservice index`, to stdout."""
     for source in report.sources:
         typer.echo(
-            f"{source.name}: {source.num_samples:,} samples, {source.num_images:,} images, "
+            f"{source.name}: {_good(source)} samples, {source.num_images:,} images, "
             f"{source.text_tokens:,} text tokens ({source.loss_tokens:,} with loss); "
             f"{source.shards_read:,} shards read, {source.shards_reused:,} up to date"
         )
-    typer.echo(f"in all {report.num_samples:,} samples; index {report.digest[:12]}")
+    typer.echo(f"in all {_good(report)} samples; index {report.digest[:12]}")
     if report.num_rejected:
         typer.echo(f"{report.num_rejected:,} records cannot be used ({report.rejected_path}):")
-        for kind in _kinds(report.rejected_path):
-            typer.echo(f"  {kind.count:,} x {kind.reason}")
-            for place in kind.places:
-                typer.echo(f"      {place}")
+        show_kinds(report.rejected_path)
+
+
+def show_kinds(rejected_path: str) -> None:
+    """The reasons why records cannot be used, each with how many and where."""
+    for kind in _kinds(rejected_path):
+        typer.echo(f"  {kind.count:,} x {kind.reason}")
+        for place in kind.places:
+            typer.echo(f"      {place}")
+
+
+def _good(report: IndexReport | SourceReport) -> str:
+    return f"{report.num_samples - report.num_rejected:,}"
 
 
 @dataclass(slots=True)

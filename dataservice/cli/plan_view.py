@@ -27,7 +27,7 @@ _WORDS = {
     "images_cut": "truncated before an image",
     "over_cap": "above a cap, alone in a pack",
     "dropped_long": "left out as too long",
-    "dropped_empty": "left out as empty",
+    "rejected": "records that cannot be used",
     "cut": "given up with a phase",
 }
 _COLUMNS = ("micro", "rank", "pack", "number", "tokens", "images", "image\ntokens", "cost", "lane")

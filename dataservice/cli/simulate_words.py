@@ -47,7 +47,7 @@ REASON = {
     "images_cut": "longer than a pack: cut before an image, the rest left out",
     "over_cap": "above a cap: in a pack of its own",
     "dropped_long": "longer than a pack: left out",
-    "dropped_empty": "without a token: left out",
+    "rejected": "a record that cannot be used: left out",
     "cut": "given up with the rest of a phase",
 }
 _SOURCES_SHOWN = 6

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 _MIB = 1 << 20
+_MB, _GB = 10**6, 10**9
 
 
 def print_status(report: dict[str, Any], console: Console) -> None:
@@ -18,6 +19,8 @@ def print_status(report: dict[str, Any], console: Console) -> None:
         console.print(_workers(report["workers"]))
     if report.get("stagers"):
         console.print(_stagers(report["stagers"]))
+    for trouble in _storage_troubles(report):
+        console.print(trouble, highlight=False)
     for shard, count in report.get("worst_shards", {}).items():
         console.print(f"holes in {shard}: {count}", highlight=False)
 
@@ -36,6 +39,8 @@ def _facts(report: dict[str, Any]) -> Table:
     }
     for name, value in facts.items():
         table.add_row(name, _text(value))
+    if report.get("counting"):
+        table.add_row("lazy index", _counting(report["counting"]))
     if session is not None:
         waits = session["waited_s"]
         slowest = max(range(len(waits)), key=waits.__getitem__)
@@ -43,6 +48,15 @@ def _facts(report: dict[str, Any]) -> Table:
         if session["failure"]:
             table.add_row("failure", session["failure"])
     return table
+
+
+def _counting(counting: dict[str, Any]) -> str:
+    """Of a lazy index."""
+    waits = f"; {counting['waiting_for']}" if counting["waiting_for"] else ""
+    return (
+        f"{counting['blocks']:,} blocks counted, {counting['records']:,} records, of which "
+        f"{counting['rejected']:,} cannot be used{waits}"
+    )
 
 
 def _session(session: dict[str, Any]) -> str:
@@ -67,17 +81,44 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 
 def _stagers(stagers: list[dict[str, Any]]) -> Table:
-    table = _table("stager", "host", "shards", "MiB", "of MiB", "copied MiB", "evicted", "errors")
+    table = _table(
+        "stager",
+        "host",
+        *("staged\nGB", "of GB", "to copy\nGB", "MB/s", "no\nroom", "dropped", "stalls"),
+    )
     for stager in stagers:
-        sizes = (stager[n] / _MIB for n in ("cached_bytes", "budget_bytes", "copied_bytes"))
+        sizes = (stager[n] / _GB for n in ("cached_bytes", "budget_bytes", "missing_bytes"))
         table.add_row(
             stager["node"][:8],
-            stager["host"],
-            f"{stager['cached_shards']:,}",
-            *(f"{size:,.0f}" for size in sizes),
-            *(f"{stager[n]:,}" for n in ("evictions", "errors")),
+            stager["host"][:12],
+            *(f"{size:,.1f}" if size < 1000 else f"{size:,.0f}" for size in sizes),
+            f"{stager['bytes_per_s'] / _MB:,.0f}",
+            *(f"{stager[n]:,}" for n in ("read_through_shards", "evictions", "stalls")),
         )
     return table
+
+
+def _storage_troubles(report: dict[str, Any]) -> list[str]:
+    """What makes reads slow, one line each."""
+    found = []
+    for worker in report.get("workers", []):
+        if worker.get("storage_stalls") or worker.get("stuck_reads"):
+            found.append(
+                f"storage stalls of worker {worker['id']}: {worker['storage_stalls']:,} builds "
+                f"failed at a read's deadline, {worker['stuck_reads']:,} reads hang now"
+            )
+    for stager in report.get("stagers", []):
+        if stager["read_through_shards"]:
+            found.append(
+                f"no room on {stager['host']}: {stager['read_through_shards']:,} shards of "
+                f"{stager['read_through_bytes'] / _GB:,.1f} GB are read from their origins"
+            )
+        if stager["last_error"]:
+            found.append(
+                f"staging on {stager['host']}: {stager['errors']:,} copies failed, last: "
+                f"{stager['last_error']}"
+            )
+    return found
 
 
 def _table(first: str, second: str, *others: str) -> Table:

@@ -24,6 +24,8 @@ class SourceShare:
     """Exact decimal or fraction, such as "0.3" or "1/3"; endless runs only."""
     repeat: str = "1"
     """How often a finite run reads the source per epoch, an exact decimal or fraction."""
+    mean_tokens: int | None = None
+    """Of a sample, image tokens included; None = found from some samples of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,12 +23,12 @@ REASONS = (
     "images_cut",
     "over_cap",
     "dropped_long",
-    "dropped_empty",
+    "rejected",
     "cut",
 )
 """What happened to samples, counted by source: text-only and longer than a pack, in pieces; images
 shrunk until it fits; text cut at the end; the same, and images with it; above a cap, in a pack of
-its own; left out as longer than a pack; left out as without a token; given up by a phase, at a cut
+its own; left out as longer than a pack; a record that cannot be used; given up by a phase, at a cut
 or as a rest too short for a step. A sample counts under one of the first four at most."""
 
 
@@ -39,11 +39,14 @@ class SourceStats:
     name: str
     shard_names: tuple[str, ...]
     shard_samples: tuple[int, ...]
-    """Good samples of each shard, in the order of `shard_names`."""
-    shard_text_samples: tuple[int, ...]
-    """Those of them without images."""
+    """Records of each shard, in the order of `shard_names`, also those that cannot be used, which
+    have no token."""
+    shard_text_samples: tuple[int, ...] | None
+    """Good ones without images; None where nobody knows yet, as in a lazy index."""
     fingerprint: str
-    """Changes with any shard's size, content or token counts."""
+    """Changes with the shards' content, the archives' and the format, not with what was counted."""
+    shard_vision_samples: tuple[int, ...] | None = None
+    """Good ones with images; None = all the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

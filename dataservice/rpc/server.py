@@ -30,6 +30,7 @@ from dataservice.errors import ConfigError, DataServiceError, WireError
 from dataservice.rpc.channel import COORDINATOR_SERVICE, DATA_SERVICE, SERVER_OPTIONS
 from dataservice.rpc.failures import status_of
 from dataservice.wire.codec import MAX_FRAME_BYTES
+from dataservice.wire.counting import GetRoots, ReportCounts, Roots
 from dataservice.wire.messages import (
     COORDINATOR_METHODS,
     Assignment,
@@ -87,6 +88,10 @@ class CoordinatorService(Protocol):
     async def report_holes(self, request: ReportHoles) -> HolesDecided: ...
 
     async def report_pack_failed(self, request: PackFailed) -> Ok: ...
+
+    async def report_counts(self, request: ReportCounts) -> Ok: ...
+
+    async def get_roots(self, request: GetRoots) -> Roots: ...
 
     async def register_stager(self, request: RegisterStager) -> StagerRegistered: ...
 

@@ -1,7 +1,8 @@
-"""Builds the index: reads every JSONL file and zip directory once, and of pictures only headers.
+"""Builds the index: reads every record file and archive directory once, and of pictures only
+headers.
 
 Invariants: what is already known is not read again: a shard's tables are named by everything that
-they follow from (file, size, mtime, counter, layout, image archives, index version), so a build
+they follow from (file, size, mtime, counter, format, image archives, index version), so a build
 that was stopped goes on where it was. A record that cannot be used is reported with file, line and
 reason and never stops the index. The manifest is replaced last, so an open index stays whole.
 """
@@ -9,108 +10,75 @@ reason and never stops the index. The manifest is replaced last, so an open inde
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import BinaryIO
+from dataclasses import dataclass, replace
 
-from dataservice.errors import ArchiveError, ConfigError
-from dataservice.storage.archives import Folder, ImageFinder, ZipArchive, zip_key
-from dataservice.storage.backends import local_path
-from dataservice.storage.counting import RecordCounter
-from dataservice.storage.index_shard import (
-    Rejected,
-    ShardBuilder,
-    ShardResult,
-    load_shard,
-    shard_key,
+from dataservice.errors import ConfigError, StaleIndexError
+from dataservice.storage.archives import ARCHIVE_PREFIX, Archives, archive_key
+from dataservice.storage.archives.lookup import write_lookup
+from dataservice.storage.archives.opened import lookup_name
+from dataservice.storage.fingerprints import RecordFileIdentity, source_fingerprint
+from dataservice.storage.index_executor import AsItFits, IndexExecutor
+from dataservice.storage.index_report import (
+    IndexReport,
+    Progress,
+    ProgressCounter,
+    report_of,
+    write_rejected,
 )
-from dataservice.storage.listing import (
-    FoundFile,
-    SourceListing,
-    list_source,
-    name_below,
-    zip_beside,
+from dataservice.storage.index_shard import SHARD_PREFIX, ShardResult, load_shard, shard_key
+from dataservice.storage.index_tasks import (
+    COUNT_PREFIX,
+    ArchiveTask,
+    BuildContext,
+    CounterFactory,
+    CountTask,
+    Done,
+    Running,
+    ShardTask,
+    count_key,
+    kept_count,
 )
+from dataservice.storage.listing import FoundFile, SourceListing, list_source, name_below
 from dataservice.storage.manifest import (
     ArchiveEntry,
+    Manifest,
     ShardEntry,
     SourceEntry,
     make_manifest,
-    source_fingerprint,
+    read_manifest,
     write_manifest,
 )
 from dataservice.storage.objects import Store
 from dataservice.storage.sources import SourceFiles
-from dataservice.storage.tables import TEMPORARY_PREFIX, write_atomically
+from dataservice.storage.tables import TEMPORARY_PREFIX
+from dataservice.storage.taking import ALL, Taken, taken_rows
 
-REJECTED_NAME = "rejected.jsonl"
+SCRATCH_PREFIX = ".building-"
 _LOCK_NAME = ".lock"
-_MAX_EXAMPLES = 20
-_REMOTE_READERS = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IndexProgress:
-    """Bytes are of JSONL files, those that need no reading included."""
-
-    done_bytes: int
-    total_bytes: int
-    num_samples: int
-    num_rejected: int
-    shard: str
-
-
-Progress = Callable[[IndexProgress], None]
-"""Called often; draws or logs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceReport:
-    name: str
-    num_samples: int
-    num_rejected: int
-    num_images: int
-    text_tokens: int
-    loss_tokens: int
-    shards_read: int
-    shards_reused: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IndexReport:
-    digest: str
-    sources: tuple[SourceReport, ...]
-    rejected_path: str
-    """A JSONL file with one line for every record that is not in the index."""
-    examples: tuple[Rejected, ...]
-    """The first of them."""
-
-    @property
-    def num_samples(self) -> int:
-        return sum(source.num_samples for source in self.sources)
-
-    @property
-    def num_rejected(self) -> int:
-        return sum(source.num_rejected for source in self.sources)
+_OURS = (SHARD_PREFIX, ARCHIVE_PREFIX, COUNT_PREFIX)
 
 
 def build_index(
     sources: Sequence[SourceFiles],
     index_dir: str,
     *,
-    counter: RecordCounter,
+    counter: CounterFactory,
     progress: Progress | None = None,
+    executor: IndexExecutor | None = None,
     store: Store | None = None,
     deadline_s: float = 60.0,
 ) -> IndexReport:
     """Bring the index in `index_dir` up to date with the sources.
 
+    `executor` does the reading: None = as it fits, in this process or in several.
+
     Raises ConfigError (a pattern matches nothing, a source named twice, another build runs) and
-    StorageError (a JSONL file or archive cannot be read for now: call again, it goes on).
+    StorageError (a record file or archive cannot be read for now: call again, it goes on).
     """
     names = [source.name for source in sources]
     if len(set(names)) != len(names):
@@ -118,189 +86,236 @@ def build_index(
     os.makedirs(index_dir, exist_ok=True)
     own_store = store or Store()
     try:
-        with _only_builder(index_dir):
-            _remove_temporaries(index_dir)
-            build = _Build(index_dir, counter, own_store, deadline_s, progress)
-            return build.run(sources)
+        with _only_builder(index_dir), _scratch(index_dir) as scratch_dir:
+            context = BuildContext(
+                index_dir=index_dir,
+                scratch_dir=scratch_dir,
+                counter=counter,
+                deadline_s=deadline_s,
+            )
+            archives = Archives(own_store, index_dir, deadline_s=deadline_s)
+            try:
+                runner = executor or AsItFits(own_store)
+                return _Build(context, own_store, archives, runner, progress).run(sources)
+            finally:
+                archives.close()
     finally:
         if store is None:
             own_store.close()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Planned:
+    """A record file, and what an earlier build or a task makes of it."""
+
+    file: FoundFile
+    task: ShardTask
+    result: ShardResult | None
+
+
 class _Build:
     def __init__(
         self,
-        index_dir: str,
-        counter: RecordCounter,
+        context: BuildContext,
         store: Store,
-        deadline_s: float,
+        archives: Archives,
+        executor: IndexExecutor,
         progress: Progress | None,
     ) -> None:
-        self._index_dir = index_dir
-        self._counter = counter
+        self._context = context
+        self._index_dir = context.index_dir
         self._store = store
-        self._deadline_s = deadline_s
+        self._archives = archives
+        self._executor = executor
         self._progress = progress
-        self._zips: dict[str, ZipArchive | ArchiveError] = {}
+        self._counter = context.counter().fingerprint
+        self._deadline_s = context.deadline_s
         self._keep: set[str] = set()
         """First part of the names of the index files in use."""
-        self._done_bytes = self._total_bytes = 0
-        self._num_samples = self._num_rejected = 0
 
     def run(self, sources: Sequence[SourceFiles]) -> IndexReport:
         listings = [
             list_source(source, self._store, deadline_s=self._deadline_s) for source in sources
         ]
-        self._total_bytes = sum(f.stat.size_bytes for found in listings for f in found.jsonl)
-        with ThreadPoolExecutor(_REMOTE_READERS, thread_name_prefix="index-probe") as pool:
-            results = [self._source(listing, pool) for listing in listings]
-        for archive in self._zips.values():
-            if isinstance(archive, ZipArchive):
-                archive.save_sizes()
-        examples = self._write_rejected([shard for shards in results for shard in shards])
-        digest = self._write_manifest(listings, results)
+        taken = self._taken(listings)
+        before = _Before(self._index_dir)
+        planned = [
+            self._plan(listing, rows, before) for listing, rows in zip(listings, taken, strict=True)
+        ]
+        results = self._read(listings, planned)
+        write_rejected(self._index_dir, [shard for shards in results for shard in shards])
+        manifest = self._manifest(listings, results)
+        write_manifest(self._index_dir, manifest)
         self._remove_unused()
-        return IndexReport(
-            digest=digest,
-            sources=tuple(
-                _source_report(listing.files.name, shards)
-                for listing, shards in zip(listings, results, strict=True)
-            ),
-            rejected_path=os.path.join(self._index_dir, REJECTED_NAME),
-            examples=examples,
-        )
+        by_source = [
+            (listing.files.name, shards) for listing, shards in zip(listings, results, strict=True)
+        ]
+        return report_of(self._index_dir, manifest.digest, by_source)
 
-    def _source(self, listing: SourceListing, pool: ThreadPoolExecutor) -> list[ShardResult]:
-        results = []
-        shared: ImageFinder | None = None
-        self._keep |= {zip_key(file) for file in listing.roots if not file.stat.is_folder}
-        for file in listing.jsonl:
-            beside = zip_beside(file.url, self._store, deadline_s=self._deadline_s)
-            roots = ([beside] if beside else []) + [f for f in listing.roots if f != beside]
-            if beside:
-                self._keep.add(zip_key(beside))
-            key = shard_key(listing.files, file, roots, self._counter.fingerprint)
-            name = name_below(listing.root, file.url)
-            result = load_shard(self._index_dir, key, self._store, deadline_s=self._deadline_s)
-            if result is None:
-                if beside:
-                    finder = ImageFinder([self._open(root) for root in roots])
-                else:
-                    shared = shared or ImageFinder([self._open(root) for root in roots])
-                    finder = shared
-                result = self._read_shard(listing, file, key, name, finder, pool)
+    def _taken(self, listings: Sequence[SourceListing]) -> list[list[Taken | None]]:
+        """Of each record file of each source; None: all of it."""
+        files = [file for found in listings if found.files.take != ALL for file in found.records]
+        keys = {file.url: count_key(file) for file in files}
+        self._keep |= set(keys.values())
+        paths = {url: os.path.join(self._index_dir, key + ".json") for url, key in keys.items()}
+        counts = {url: kept_count(path) for url, path in paths.items()}
+        tasks = [
+            CountTask(file=file, path=paths[file.url]) for file in files if counts[file.url] is None
+        ]
+        for state in self._executor.run(self._context, tasks):
+            if isinstance(state, Done) and isinstance(state.result, int):
+                counts[tasks[state.number].file.url] = state.result
+        return [
+            [None] * len(found.records)
+            if found.files.take == ALL
+            else list(taken_rows(found.files.take, [counts[f.url] or 0 for f in found.records]))
+            for found in listings
+        ]
+
+    def _plan(
+        self, listing: SourceListing, taken: Sequence[Taken | None], before: _Before
+    ) -> list[_Planned]:
+        planned = []
+        for file, beside, rows in zip(listing.records, listing.beside, taken, strict=True):
+            roots = tuple(root for root in listing.roots if root not in beside)
+            images = (*beside, *roots)
+            key = shard_key(listing.files, file, images, rows, self._counter)
             self._keep.add(key)
-            self._done_bytes += file.stat.size_bytes
-            self._num_samples += result.entry.num_samples
-            self._num_rejected += result.entry.num_rejected
-            self._report(name)
-            results.append(replace(result, entry=replace(result.entry, name=name)))
-        return results
-
-    def _read_shard(
-        self,
-        listing: SourceListing,
-        file: FoundFile,
-        key: str,
-        name: str,
-        finder: ImageFinder,
-        pool: ThreadPoolExecutor,
-    ) -> ShardResult:
-        builder = ShardBuilder(
-            self._index_dir, key, listing.files, file, name, self._counter, finder
-        )
-        remote = any(local_path(found.url) is None for found in (file, *listing.roots))
-        lines = builder.lines(self._store, deadline_s=self._deadline_s)
-        for done in builder.read(lines, pool if remote else None):
-            self._report(name, done, builder.num_samples, builder.num_rejected)
-        return builder.finish()
-
-    def _open(self, file: FoundFile) -> ZipArchive | Folder | ArchiveError:
-        if file.stat.is_folder:
-            return Folder(file.url, self._store, deadline_s=self._deadline_s)
-        archive = self._zips.get(file.url)
-        if archive is None:
-            try:
-                archive = ZipArchive(
-                    file, self._store, self._index_dir, deadline_s=self._deadline_s
-                )
-            except ArchiveError as error:
-                archive = ArchiveError(f"{file.url}: {error.reason}")
-            self._zips[file.url] = archive
-        return archive
-
-    def _report(self, shard: str, done: int = 0, samples: int = 0, rejected: int = 0) -> None:
-        if self._progress is not None:
-            self._progress(
-                IndexProgress(
-                    done_bytes=self._done_bytes + done,
-                    total_bytes=self._total_bytes,
-                    num_samples=self._num_samples + samples,
-                    num_rejected=self._num_rejected + rejected,
-                    shard=shard,
-                )
+            self._keep |= {archive_key(found) for found in images if not found.stat.is_folder}
+            result = load_shard(self._index_dir, key, self._store, deadline_s=self._deadline_s)
+            task = ShardTask(
+                key=key,
+                files=listing.files,
+                file=file,
+                name=name_below(listing.root, file.url),
+                beside=beside,
+                roots=roots,
+                taken=rows,
+                before=before.shard(listing.files.name, file.url),
+                archives_before=before.archives(listing.files.name, file.url),
             )
+            planned.append(_Planned(file=file, task=task, result=result))
+        return planned
 
-    def _write_manifest(
-        self, listings: list[SourceListing], results: list[list[ShardResult]]
-    ) -> str:
-        archives: dict[str, int] = {}
-        entries: list[ArchiveEntry] = []
+    def _read(
+        self, listings: Sequence[SourceListing], planned: Sequence[Sequence[_Planned]]
+    ) -> list[list[ShardResult]]:
+        """The shards of each source, those that are not there yet by tasks."""
+        every = [item for items in planned for item in items]
+        counter = ProgressCounter(sum(item.file.stat.size_bytes for item in every), self._progress)
+        missing = [item for item in every if item.result is None]
+        done = {item.task.key: item.result for item in every if item.result is not None}
+        for item in every:
+            if item.result is not None:
+                counter.finished(None, item.file.stat.size_bytes, item.result)
+        self._read_roots(listings)
+        if missing:
+            self._write_lookups(listings)
+        for state in self._executor.run(self._context, [item.task for item in missing]):
+            item = missing[state.number]
+            if isinstance(state, Running):
+                counter.running(state, item.task.name)
+            elif isinstance(state.result, ShardResult):
+                done[item.task.key] = state.result
+                counter.finished(state.number, item.file.stat.size_bytes, state.result)
+        return [
+            [_named(done[item.task.key], item.task.name) for item in items] for items in planned
+        ]
+
+    def _read_roots(self, listings: Sequence[SourceListing]) -> None:
+        """All directories of image roots, those that are not kept by tasks."""
+        roots = {
+            root.url: root
+            for found in listings
+            for root in found.roots
+            if not root.stat.is_folder and not self._is_kept(root)
+        }
+        tasks = [ArchiveTask(file=root) for root in roots.values()]
+        for _ in self._executor.run(self._context, tasks):
+            pass
+
+    def _is_kept(self, file: FoundFile) -> bool:
+        path = os.path.join(self._index_dir, archive_key(file) + ".members.arrow")
+        return os.path.exists(path)
+
+    def _write_lookups(self, listings: Sequence[SourceListing]) -> None:
+        for listing in listings:
+            for group in self._archives.groups(listing.roots):
+                path = os.path.join(self._context.scratch_dir, lookup_name(group))
+                if not os.path.exists(path):
+                    write_lookup(path, group)
+
+    def _manifest(
+        self, listings: Sequence[SourceListing], results: Sequence[Sequence[ShardResult]]
+    ) -> Manifest:
+        positions: dict[ArchiveEntry, int] = {}
         sources = []
         for listing, shards in zip(listings, results, strict=True):
-            numbered: list[ShardEntry] = []
+            entries = []
             for shard in shards:
-                positions = []
-                for archive in shard.archives:
-                    position = archives.setdefault(archive.members.name, len(entries))
-                    if position == len(entries):
-                        entries.append(archive)
-                    positions.append(position)
-                numbered.append(replace(shard.entry, archives=tuple(positions)))
-            placeholder = listing.files.placeholder
+                numbers = [
+                    positions.setdefault(archive, len(positions)) for archive in shard.archives
+                ]
+                entries.append(replace(shard.entry, archives=tuple(numbers)))
             sources.append(
                 SourceEntry(
                     name=listing.files.name,
                     root=listing.root,
-                    placeholder=placeholder,
-                    fingerprint=source_fingerprint(placeholder, tuple(numbered)),
-                    shards=tuple(numbered),
+                    fingerprint=self._fingerprint(listing, shards),
+                    shards=tuple(entries),
                 )
             )
-        manifest = make_manifest(
-            counter=self._counter.fingerprint, archives=tuple(entries), sources=tuple(sources)
+        return make_manifest(
+            counter=self._counter, archives=tuple(positions), sources=tuple(sources)
         )
-        write_manifest(self._index_dir, manifest)
-        return manifest.digest
 
-    def _write_rejected(self, shards: list[ShardResult]) -> tuple[Rejected, ...]:
-        examples: list[Rejected] = []
-
-        def write(file: BinaryIO) -> None:
-            for shard in shards:
-                with open(shard.rejected_path, "rb") as rejected:
-                    for line in rejected:
-                        file.write(line)
-                        if len(examples) < _MAX_EXAMPLES:
-                            examples.append(Rejected(**json.loads(line)))
-
-        write_atomically(os.path.join(self._index_dir, REJECTED_NAME), write)
-        return tuple(examples)
+    def _fingerprint(self, listing: SourceListing, shards: Sequence[ShardResult]) -> str:
+        records = [
+            RecordFileIdentity(
+                name=shard.entry.name, size_bytes=shard.entry.size_bytes, crc32=shard.entry.crc32
+            )
+            for shard in shards
+        ]
+        archives = [
+            *(self._archives.identity(root) for root in listing.roots),
+            *(identity for shard in shards for identity in shard.beside),
+        ]
+        known = [identity for identity in archives if identity]
+        return source_fingerprint(listing.files, listing.root, records, known)
 
     def _remove_unused(self) -> None:
         for name in os.listdir(self._index_dir):
-            if name.startswith(("shard-", "zip-")) and name.split(".")[0] not in self._keep:
+            if name.startswith(_OURS) and name.split(".")[0] not in self._keep:
                 os.unlink(os.path.join(self._index_dir, name))
 
 
-def _source_report(name: str, shards: list[ShardResult]) -> SourceReport:
-    entries = [asdict(shard.entry) for shard in shards]
-    sums = {
-        field: sum(entry[field] for entry in entries)
-        for field in ("num_samples", "num_rejected", "num_images", "text_tokens", "loss_tokens")
-    }
-    reused = sum(shard.reused for shard in shards)
-    return SourceReport(name=name, shards_read=len(shards) - reused, shards_reused=reused, **sums)
+class _Before:
+    """The index that is there now."""
+
+    def __init__(self, index_dir: str) -> None:
+        try:
+            self._manifest: Manifest | None = read_manifest(index_dir)
+        except StaleIndexError:
+            self._manifest = None
+        sources = self._manifest.sources if self._manifest else ()
+        self._shards = {
+            (source.name, shard.url): shard for source in sources for shard in source.shards
+        }
+
+    def shard(self, source: str, url: str) -> ShardEntry | None:
+        return self._shards.get((source, url))
+
+    def archives(self, source: str, url: str) -> tuple[ArchiveEntry, ...]:
+        """Those of that shard."""
+        shard = self.shard(source, url)
+        if shard is None or self._manifest is None:
+            return ()
+        return tuple(self._manifest.archives[position] for position in shard.archives)
+
+
+def _named(result: ShardResult, name: str) -> ShardResult:
+    """Names are below a root that may have changed since the tables were written."""
+    return replace(result, entry=replace(result.entry, name=name))
 
 
 @contextmanager
@@ -316,7 +331,16 @@ def _only_builder(index_dir: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _remove_temporaries(index_dir: str) -> None:
+@contextmanager
+def _scratch(index_dir: str) -> Iterator[str]:
+    """A folder that ends with the build; what a killed one left is removed first."""
     for name in os.listdir(index_dir):
-        if name.startswith(TEMPORARY_PREFIX):
-            os.unlink(os.path.join(index_dir, name))
+        path = os.path.join(index_dir, name)
+        if name.startswith(SCRATCH_PREFIX):
+            shutil.rmtree(path, ignore_errors=True)
+        elif name.startswith(TEMPORARY_PREFIX):
+            os.unlink(path)
+    with tempfile.TemporaryDirectory(
+        prefix=SCRATCH_PREFIX, dir=index_dir, ignore_cleanup_errors=True
+    ) as path:
+        yield path

@@ -1,8 +1,9 @@
-"""The tables of one JSONL file: read line by line, checked, counted, its images looked up.
+"""The tables of one record file: its records read, counted, their images looked up, and written.
 
-Invariants: rows are in the order of their offsets; what is written follows from the inputs named in
+Invariants: rows are in the order of the records; what is written follows from the inputs named in
 `shard_key` alone, except images of folders, whose files are compared again by `load_shard`; the
-JSON file that makes a shard's tables count is written last.
+JSON file that makes a shard's tables count is written last; memory is bounded whatever the length
+of the file.
 """
 
 from __future__ import annotations
@@ -10,75 +11,71 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zlib
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dataservice.errors import DataError, RecordError, StorageError
-from dataservice.storage.archives import Folder, FoundImage, ImageFinder, MissingImage
-from dataservice.storage.counting import RecordCounter
-from dataservice.storage.jsonl import MAX_LINE_BYTES, Line, scan_lines
+from dataservice.storage.archives import Folder, ImageFinder
+from dataservice.storage.fingerprints import ArchiveIdentity
+from dataservice.storage.folder_table import FolderTable, same_files
+from dataservice.storage.index_rows import FolderFile, RowReader, Rows
+from dataservice.storage.jsonl import Line
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.manifest import (
     INDEX_VERSION,
     ArchiveEntry,
     ShardEntry,
     TableFile,
+    archive_from_json,
     shard_from_json,
 )
-from dataservice.storage.objects import ObjectStore, read_chunks
-from dataservice.storage.records import LAYOUTS, Record, parse_record
+from dataservice.storage.objects import Store
+from dataservice.storage.recordfiles import RecordScan, packing_of
 from dataservice.storage.sources import SourceFiles
-from dataservice.storage.tables import (
-    IMAGES,
-    MEMBERS,
-    SAMPLES,
-    Table,
-    digest_arrays,
-    to_arrays,
-    write_atomically,
-    write_table,
-)
-from dataservice.storage.zips import PLAIN_FILE
+from dataservice.storage.spool import Spool, joined
+from dataservice.storage.tables import IMAGES, SAMPLES, write_atomically, write_table
+from dataservice.storage.taking import Picker, Taken
 
-_CHUNK_BYTES = 4 * 1024 * 1024
+Ints = NDArray[np.int64]
+
+SHARD_PREFIX = "shard-"
+
 _BATCH_LINES = 256
 _SAMPLE_TYPES = {
-    "offset": "Q",
-    "length": "I",
-    "crc32": "I",
-    "text_tokens": "I",
-    "loss_tokens": "I",
-    "image_start": "I",
-    "num_images": "H",
-    "layout": "B",
+    "offset": "u8",
+    "length": "u4",
+    "crc32": "u4",
+    "text_tokens": "u4",
+    "loss_tokens": "u4",
+    "image_start": "u4",
+    "num_images": "u2",
+    "layout": "u1",
 }
 _IMAGE_TYPES = {
-    "archive": "I",
-    "member": "I",
-    "width": "I",
-    "height": "I",
-    "text_before": "I",
-    "markup": "B",
+    "archive": "u4",
+    "member": "u4",
+    "width": "u2",
+    "height": "u2",
+    "text_before": "u4",
+    "markup": "u2",
+    "probed": "u1",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
-    """A record that is not in the index."""
+class RejectedRecord:
+    """A record that cannot be used, as it stands in the index's list of them."""
 
     source: str
     file: str
     line: int
     """From 1."""
     offset: int
-    """In bytes."""
+    """In bytes of the unpacked content."""
     reason: str
 
 
@@ -87,51 +84,61 @@ class ShardResult:
     entry: ShardEntry
     """Its `archives` count in the list below."""
     archives: tuple[ArchiveEntry, ...]
+    beside: tuple[ArchiveIdentity, ...]
+    """Of the archives of its stem."""
     rejected_path: str
     reused: bool
 
 
-def shard_key(files: SourceFiles, file: FoundFile, roots: Sequence[FoundFile], counter: str) -> str:
-    """Names the tables of a JSONL file by all that they follow from."""
+def shard_key(
+    files: SourceFiles,
+    file: FoundFile,
+    images: Sequence[FoundFile],
+    taken: Taken | None,
+    counter: str,
+) -> str:
+    """Names the tables of a record file by all that they follow from."""
     parts = [
         INDEX_VERSION,
         counter,
-        files.layout,
-        files.placeholder,
-        files.name,
-        [[f.url, f.stat.size_bytes, f.stat.mtime_ns] for f in (file, *roots)],
+        asdict(files.format),
+        [files.name, files.strip_prefix, files.add_prefix],
+        taken and asdict(taken),
+        [[f.url, f.stat.size_bytes, f.stat.mtime_ns] for f in (file, *images)],
     ]
-    return "shard-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    return SHARD_PREFIX + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-def load_shard(
-    index_dir: str, key: str, store: ObjectStore, *, deadline_s: float
-) -> ShardResult | None:
+def load_shard(index_dir: str, key: str, store: Store, *, deadline_s: float) -> ShardResult | None:
     """The tables of an earlier build; None when there are none or a file of a folder changed."""
     try:
         with open(os.path.join(index_dir, key + ".json"), "rb") as file:
             data = json.load(file)
     except (FileNotFoundError, ValueError):
         return None
-    archives = tuple(
-        ArchiveEntry(**{**entry, "members": TableFile(**entry["members"])})
-        for entry in data["archives"]
-    )
+    archives = tuple(map(archive_from_json, data["archives"]))
     entry = shard_from_json(data["entry"])
-    tables = [entry.samples, entry.images, *(archive.members for archive in archives)]
+    tables = [entry.samples, entry.images]
+    tables += [table for archive in archives for table in (archive.members, archive.names) if table]
     rejected_path = os.path.join(index_dir, key + ".rejected")
     if data["again"] or not os.path.exists(rejected_path):
         return None
     if not all(_is_whole(index_dir, table) for table in tables):
         return None
     for archive in archives:
-        if archive.kind == "folder" and not _same_files(index_dir, archive, store, deadline_s):
+        if archive.kind == "folder" and not same_files(index_dir, archive, store, deadline_s):
             return None
-    return ShardResult(entry=entry, archives=archives, rejected_path=rejected_path, reused=True)
+    return ShardResult(
+        entry=entry,
+        archives=archives,
+        beside=tuple(ArchiveIdentity(**identity) for identity in data["beside"]),
+        rejected_path=rejected_path,
+        reused=True,
+    )
 
 
 class ShardBuilder:
-    """Reads one JSONL file: `for done in read(lines(...), pool)`, then `finish()`."""
+    """Reads one record file: `for done in read(...)`, then `finish()`; `close()` in any case."""
 
     def __init__(
         self,
@@ -139,254 +146,203 @@ class ShardBuilder:
         key: str,
         files: SourceFiles,
         file: FoundFile,
-        name: str,
-        counter: RecordCounter,
         finder: ImageFinder,
+        beside: Sequence[ArchiveIdentity],
     ) -> None:
         self._index_dir = index_dir
         self._key = key
-        self._files = files
+        self._source = files.name
         self._file = file
-        self._name = name
-        self._counter = counter
         self._finder = finder
-        self._samples = {column: array(code) for column, code in _SAMPLE_TYPES.items()}
-        self._images = {column: array(code) for column, code in _IMAGE_TYPES.items()}
-        self._archives: dict[int, int] = {}
-        self._opened: list[Any] = []
-        """The archives by number: ZipArchive or Folder."""
-        self._folder_files: dict[int, dict[str, tuple[int, FoundImage]]] = {}
-        """By archive number and name: row in the folder's table, and the file."""
-        self._rejected: list[Rejected] = []
+        self._beside = tuple(beside)
+        self._samples = {name: Spool(kind, index_dir) for name, kind in _SAMPLE_TYPES.items()}
+        self._images = {name: Spool(kind, index_dir) for name, kind in _IMAGE_TYPES.items()}
+        self._by_kind = [Spool("u4", index_dir) for _ in range(3)]
+        """Rows without images, with images, and of rejected records."""
+        self._used: dict[int, int] = {}
+        """Number among the shard's archives, by number in the finder; above its last one are the
+        places in the record file."""
+        self._inside: dict[int, str] = {}
+        self._folders: dict[int, FolderTable] = {}
+        self._rejected = tempfile.TemporaryFile(dir=index_dir)
         self._again = False
-        self._file_crc = 0
+        self._text_tokens = self._loss_tokens = 0
 
     @property
     def num_samples(self) -> int:
-        return len(self._samples["offset"])
+        return self._samples["offset"].num_values
 
     @property
     def num_rejected(self) -> int:
-        return len(self._rejected)
+        return self._by_kind[2].num_values
 
-    def lines(self, store: ObjectStore, *, deadline_s: float) -> Iterator[Line]:
-        """Raises StorageError."""
-        chunks = read_chunks(
-            store,
-            self._file.url,
-            size_bytes=self._file.stat.size_bytes,
-            chunk_bytes=_CHUNK_BYTES,
-            deadline_s=deadline_s,
-        )
-        return scan_lines(self._sum(chunks))
+    def read(
+        self, store: Store, rows: RowReader, taken: Taken | None, *, deadline_s: float
+    ) -> Iterator[int]:
+        """Takes the records of the file; yields the bytes done. Raises StorageError."""
+        scan = RecordScan(store, self._file.url, self._file.stat.size_bytes, deadline_s=deadline_s)
+        picker = taken and Picker(taken)
+        seen = 0
+        for lines in scan.batches(_BATCH_LINES):
+            wanted = lines
+            if picker:
+                wanted = [lines[row - seen] for row in picker.between(seen, seen + len(lines))]
+            seen += len(lines)
+            if wanted:
+                self._add(wanted, rows.read(wanted))
+            yield min(lines[-1].offset + lines[-1].length, self._file.stat.size_bytes)
+        self._crc32 = scan.crc32
+        self._unpacked_bytes = scan.unpacked_bytes
 
-    def read(self, lines: Iterator[Line], pool: Executor | None) -> Iterator[int]:
-        """Take all lines, images of a batch looked up in `pool` at once; yields bytes done."""
-        while batch := list(islice(lines, _BATCH_LINES)):
-            parsed = [(line, self._parse(line)) for line in batch]
-            names = {
-                name: None
-                for _, record in parsed
-                if isinstance(record, Record)
-                for name in record.images
-            }
-            found = dict(zip(names, (pool.map if pool else map)(self._find, names), strict=True))
-            for line, record in parsed:
-                if isinstance(record, Record):
-                    self._add(line, record, found)
-                else:
-                    self._reject(line, record)
-            yield batch[-1].offset + batch[-1].length
-
-    def finish(self) -> ShardResult:
+    def finish(self, name: str) -> ShardResult:
         """Write the tables; the shard counts from here on."""
-        has_images = _numpy(self._samples["num_images"]) > 0
-        columns = {n: _numpy(c) for n, c in self._samples.items()}
-        columns["by_kind"] = np.argsort(has_images, kind="stable").astype(np.uint32)
-        samples = to_arrays(SAMPLES, columns)
-        images = to_arrays(IMAGES, {n: _numpy(c) for n, c in self._images.items()})
-        archives = tuple(self._archive_entry(number) for number in range(len(self._opened)))
+        samples = {column: spool.finish() for column, spool in self._samples.items()}
+        samples["by_kind"] = joined("u4", self._index_dir, [s.finish() for s in self._by_kind])
+        images = {column: spool.finish() for column, spool in self._images.items()}
+        archives = tuple(self._archive_entry(number) for number in self._used)
         digest = hashlib.sha256()
-        for part in (digest_arrays(samples), digest_arrays(images), *(a.digest for a in archives)):
-            digest.update(part.encode())
+        tables = {}
+        for what, columns, values in (("samples", SAMPLES, samples), ("images", IMAGES, images)):
+            file_name = f"{self._key}.{what}.arrow"
+            written = write_table(os.path.join(self._index_dir, file_name), columns, values)
+            tables[what] = TableFile(name=file_name, size_bytes=written.size_bytes)
+            digest.update(written.digest.encode())
+        for archive in archives:
+            digest.update(f"{archive.kind}:{archive.directory_crc32}:{archive.column};".encode())
+        packing = packing_of(self._file.url)
         entry = ShardEntry(
-            name=self._name,
+            name=name,
             url=self._file.url,
             size_bytes=self._file.stat.size_bytes,
             mtime_ns=self._file.stat.mtime_ns,
-            crc32=self._file_crc,
+            packing=packing,
+            unpacked_bytes=self._unpacked_bytes if packing in ("gz", "zst", "zip") else 0,
+            crc32=self._crc32,
             num_samples=self.num_samples,
-            num_text_samples=int((~has_images).sum()),
+            num_text_samples=self._by_kind[0].num_values,
             num_rejected=self.num_rejected,
-            num_images=len(self._images["archive"]),
-            text_tokens=int(_numpy(self._samples["text_tokens"]).sum(dtype=np.int64)),
-            loss_tokens=int(_numpy(self._samples["loss_tokens"]).sum(dtype=np.int64)),
+            num_images=self._images["member"].num_values,
+            text_tokens=self._text_tokens,
+            loss_tokens=self._loss_tokens,
             digest=digest.hexdigest(),
-            samples=self._write("samples", SAMPLES, samples),
-            images=self._write("images", IMAGES, images),
+            samples=tables["samples"],
+            images=tables["images"],
             archives=tuple(range(len(archives))),
         )
+        return self._write_head(entry, archives)
+
+    def close(self) -> None:
+        """Drops what is not finished."""
+        self._rejected.close()
+        for spool in (*self._samples.values(), *self._images.values(), *self._by_kind):
+            spool.close()
+
+    def _write_head(self, entry: ShardEntry, archives: tuple[ArchiveEntry, ...]) -> ShardResult:
         rejected_path = os.path.join(self._index_dir, self._key + ".rejected")
-        lines = [json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in self._rejected]
-        _write_text(rejected_path, lines)
+        self._rejected.seek(0)
+        write_atomically(rejected_path, lambda file: shutil.copyfileobj(self._rejected, file))
         head = {
             "entry": asdict(entry),
             "archives": [asdict(archive) for archive in archives],
+            "beside": [asdict(identity) for identity in self._beside],
             "again": self._again,
         }
-        _write_text(os.path.join(self._index_dir, self._key + ".json"), [json.dumps(head)])
+        data = json.dumps(head).encode()
+        write_atomically(
+            os.path.join(self._index_dir, self._key + ".json"),
+            lambda file: file.writelines([data]),
+        )
         return ShardResult(
-            entry=entry, archives=archives, rejected_path=rejected_path, reused=False
+            entry=entry,
+            archives=archives,
+            beside=self._beside,
+            rejected_path=rejected_path,
+            reused=False,
         )
 
-    def _sum(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        for chunk in chunks:
-            self._file_crc = zlib.crc32(chunk, self._file_crc)
-            yield chunk
-
-    def _parse(self, line: Line) -> Record | DataError:
-        if line.data is None:
-            return RecordError(f"a line of {line.length} bytes, over the limit ({MAX_LINE_BYTES})")
-        try:
-            return parse_record(
-                line.data, layout=self._files.layout, placeholder=self._files.placeholder
-            )
-        except RecordError as error:
-            return error
-
-    def _find(self, name: str) -> FoundImage | DataError:
-        try:
-            return self._finder.find(name)
-        except DataError as error:
-            return error
-        except StorageError as error:
-            self._again = True
-            return RecordError(f"image {name!r} could not be read: {error}")
-
-    def _add(self, line: Line, record: Record, found: dict[str, FoundImage | DataError]) -> None:
-        images = []
-        for name in record.images:
-            image = found[name]
-            if isinstance(image, DataError):
-                self._again = self._again or (
-                    isinstance(image, MissingImage) and self._finder.has_folders
-                )
-                self._reject(line, image)
-                return
-            images.append(image)
-        try:
-            counted = self._counter.count(record)
-        except RecordError as error:
-            self._reject(line, error)
-            return
-        if counted.text_tokens < 1 and not images:
-            self._reject(line, RecordError("the record has no text and no image"))
-            return
-        values = {
-            "offset": line.offset,
-            "length": line.length,
-            "crc32": zlib.crc32(line.data or b""),
-            "text_tokens": counted.text_tokens,
-            "loss_tokens": counted.loss_tokens,
-            "image_start": len(self._images["archive"]),
-            "num_images": len(images),
-            "layout": LAYOUTS.index(record.layout),
-        }
-        for column, value in values.items():
-            self._samples[column].append(value)
-        for image, text_before in zip(images, counted.image_positions, strict=True):
-            self._add_image(image, text_before, counted.image_markup)
-
-    def _add_image(self, image: FoundImage, text_before: int, markup: int) -> None:
-        number = self._archives.setdefault(id(image.archive), len(self._opened))
-        if number == len(self._opened):
-            self._opened.append(image.archive)
-        member = image.member
-        if isinstance(image.archive, Folder):
-            files = self._folder_files.setdefault(number, {})
-            member, _ = files.setdefault(image.name, (len(files), image))
-        for column, value in (
-            ("archive", number),
-            ("member", member),
-            ("width", image.width),
-            ("height", image.height),
-            ("text_before", text_before),
-            ("markup", markup),
+    def _add(self, lines: Sequence[Line], rows: Rows) -> None:
+        first = self.num_samples
+        counts = rows.samples["num_images"]
+        starts = np.cumsum(counts) - counts + self._images["member"].num_values
+        for name, spool in self._samples.items():
+            spool.add(starts if name == "image_start" else rows.samples[name])
+        bad = np.zeros(rows.num_rows, dtype=bool)
+        bad[[rejected.row for rejected in rows.rejected]] = True
+        for spool, chosen in zip(
+            self._by_kind, (~bad & (counts == 0), counts > 0, bad), strict=True
         ):
-            self._images[column].append(value)
-
-    def _reject(self, line: Line, error: DataError) -> None:
-        self._rejected.append(
-            Rejected(
-                source=self._files.name,
+            spool.add(np.flatnonzero(chosen) + first)
+        self._text_tokens += int(rows.samples["text_tokens"].sum())
+        self._loss_tokens += int(rows.samples["loss_tokens"].sum())
+        self._again |= rows.again
+        self._add_images(rows)
+        for rejected in rows.rejected:
+            record = RejectedRecord(
+                source=self._source,
                 file=self._file.url,
-                line=line.number,
-                offset=line.offset,
-                reason=str(error),
+                line=rejected.line,
+                offset=rejected.offset,
+                reason=rejected.reason,
             )
-        )
+            text = json.dumps(asdict(record), ensure_ascii=False) + "\n"
+            self._rejected.write(text.encode(errors="backslashreplace"))
 
-    def _archive_entry(self, number: int) -> ArchiveEntry:
-        archive = self._opened[number]
-        if not isinstance(archive, Folder):
-            entry: ArchiveEntry = archive.entry
-            return entry
-        files = self._folder_files[number]
-        stats = [image.stat for _, image in files.values() if image.stat]
-        size = [stat.size_bytes for stat in stats]
-        columns = {
-            "offset": [0] * len(files),
-            "stored_bytes": size,
-            "size_bytes": size,
-            "method": [PLAIN_FILE] * len(files),
-            "crc32": [0] * len(files),
-            "mtime_ns": [stat.mtime_ns for stat in stats],
-            "problem": [0] * len(files),
-            "name": list(files),
-        }
-        arrays = to_arrays(MEMBERS, columns)
-        lasting = [a for a, name in zip(arrays, MEMBERS.names, strict=True) if name != "mtime_ns"]
-        return ArchiveEntry(
-            kind="folder",
-            url=archive.url,
-            size_bytes=0,
-            mtime_ns=0,
-            num_members=len(files),
-            digest=digest_arrays(lasting),
-            members=self._write(f"folder{number}", MEMBERS, arrays),
-        )
+    def _add_images(self, rows: Rows) -> None:
+        archive, member = rows.images["archive"].copy(), rows.images["member"].copy()
+        if rows.files:
+            self._move_to_tables(rows.files, archive, member)
+        outside = len(self._finder.archives)
+        for number in np.unique(archive).tolist():
+            key = number
+            if number >= outside:
+                column = rows.inside[number - outside]
+                key = self._key_inside(column)
+            used = self._used.setdefault(key, len(self._used))
+            archive[rows.images["archive"] == number] = used
+        for name, spool in self._images.items():
+            spool.add({"archive": archive, "member": member}.get(name, rows.images[name]))
 
-    def _write(self, what: str, schema: Any, arrays: list[Any]) -> TableFile:
-        name = f"{self._key}.{what}.arrow"
-        size_bytes = write_table(os.path.join(self._index_dir, name), schema, arrays)
-        return TableFile(name=name, size_bytes=size_bytes)
+    def _key_inside(self, column: str) -> int:
+        for key, known in self._inside.items():
+            if known == column:
+                return key
+        key = len(self._finder.archives) + len(self._inside)
+        self._inside[key] = column
+        return key
 
+    def _move_to_tables(self, files: Sequence[FolderFile], archive: Ints, member: Ints) -> None:
+        """From numbers in `files` to rows of the shard's folder tables, in place."""
+        for number in {file.archive for file in files}:
+            folder = self._finder.archives[number]
+            assert isinstance(folder, Folder)
+            if number not in self._folders:
+                self._folders[number] = FolderTable(folder.url, self._index_dir)
+            own = [place for place, file in enumerate(files) if file.archive == number]
+            table_rows = np.zeros(len(files), dtype=np.int64)
+            table_rows[own] = self._folders[number].add([files[place] for place in own])
+            inside = archive == number
+            member[inside] = table_rows[member[inside]]
 
-def _numpy(column: array[int]) -> Any:
-    return (
-        np.frombuffer(column, dtype=column.typecode)
-        if len(column)
-        else np.zeros(0, dtype=column.typecode)
-    )
-
-
-def _write_text(path: str, lines: list[str]) -> None:
-    write_atomically(path, lambda file: file.writelines(line.encode() for line in lines))
+    def _archive_entry(self, key: int) -> ArchiveEntry:
+        if key in self._inside:
+            column = self._inside[key]
+            return ArchiveEntry(
+                kind="parquet" if column else "inline",
+                url=self._file.url,
+                size_bytes=self._file.stat.size_bytes,
+                mtime_ns=self._file.stat.mtime_ns,
+                num_members=0,
+                directory_crc32=0,
+                members=None,
+                names=None,
+                column=column,
+            )
+        archive = self._finder.archives[key]
+        if isinstance(archive, Folder):
+            return self._folders[key].write(f"{self._key}.folder{self._used[key]}")
+        return archive.entry
 
 
 def _is_whole(index_dir: str, table: TableFile) -> bool:
     path = os.path.join(index_dir, table.name)
     return os.path.exists(path) and os.path.getsize(path) == table.size_bytes
-
-
-def _same_files(
-    index_dir: str, archive: ArchiveEntry, store: ObjectStore, deadline_s: float
-) -> bool:
-    table = Table(os.path.join(index_dir, archive.members.name), MEMBERS)
-    folder = Folder(archive.url, store, deadline_s=deadline_s)
-    size, mtime = table.columns["size_bytes"], table.columns["mtime_ns"]
-    for row, name in enumerate(table.strings("name").to_pylist()):
-        stat = folder.stat(name)
-        if stat is None or (stat.size_bytes, stat.mtime_ns) != (size[row], mtime[row]):
-            return False
-    return True

@@ -112,12 +112,20 @@ def _parse(path: str, data: bytes) -> tuple[list[dict[str, Any]], int]:
                     )
                 later = data.find(_RECORD_MARK, later + 1)
             break
-        record = msgpack.unpackb(payload, strict_map_key=True)
-        if not isinstance(record, dict):
+        record = _unpack(payload)
+        if record is None:
             raise JournalDamaged(f"{path} holds a record at byte {at} that is no map")
         records.append(record)
         at += _HEAD.size + len(payload)
     return records, at
+
+
+def _unpack(payload: bytes) -> dict[str, Any] | None:
+    try:
+        record = msgpack.unpackb(payload, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _payload(data: bytes, at: int) -> bytes | None:

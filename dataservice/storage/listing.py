@@ -1,4 +1,4 @@
-"""From configured globs to files: a source's JSONL files and image roots, with sizes and mtimes.
+"""From configured globs to files: a source's record files and image roots, with sizes and mtimes.
 
 Invariants: the same files give the same names in the same order on every machine; local paths are
 absolute; a pattern that matches nothing is a ConfigError, not an empty source.
@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
 
 from dataservice.errors import ConfigError
+from dataservice.masking import mask_urls
 from dataservice.storage.backends import ObjectStat, local_path
 from dataservice.storage.objects import ObjectStore
 from dataservice.storage.sources import SourceFiles
+
+ARCHIVE_SUFFIXES = (".zip", ".tar")
+"""In the order in which archives of a record file's stem are searched."""
+
+_PACKED = (".gz", ".zst", ".zip")
+_COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_SIDE_BY_SIDE = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,55 +37,62 @@ class FoundFile:
 class SourceListing:
     files: SourceFiles
     root: str
-    """Common parent folder of the JSONL files."""
-    jsonl: tuple[FoundFile, ...]
+    """Common parent folder of the record files."""
+    records: tuple[FoundFile, ...]
     """By name."""
+    beside: tuple[tuple[FoundFile, ...], ...]
+    """By record file: the archives of its stem."""
     roots: tuple[FoundFile, ...]
-    """Zips and folders, in the order in which images are looked up."""
+    """Archives and folders, in the order in which images are looked up."""
 
 
 def list_source(files: SourceFiles, store: ObjectStore, *, deadline_s: float) -> SourceListing:
     """Raises ConfigError naming the pattern that matches nothing, and StorageError."""
-    if not files.jsonl:
-        raise ConfigError(f"source {files.name}: 'jsonl' names no file")
-    jsonl: dict[str, FoundFile] = {}
-    for pattern in files.jsonl:
-        matches = _matches(pattern, store, deadline_s)
+    if not files.records:
+        raise ConfigError(f"source {files.name}: 'records' names no file")
+    records: dict[str, FoundFile] = {}
+    for pattern in files.records:
+        matches = _found(store.glob(pattern, deadline_s=deadline_s), store, deadline_s)
         if not matches:
-            raise ConfigError(f"source {files.name}: no file matches jsonl pattern {pattern!r}")
-        jsonl |= {file.url: file for file in matches}
-    roots: dict[str, FoundFile] = {}
-    for pattern in files.images:
-        folder = _folder(pattern, store, deadline_s)
-        matches = [folder] if folder else _matches(pattern, store, deadline_s)
-        if not matches:
-            raise ConfigError(
-                f"source {files.name}: images {pattern!r} is no folder and matches no zip archive"
-            )
-        for file in matches:
-            roots.setdefault(file.url, file)
-    root = common_root(jsonl)
+            raise ConfigError(f"source {files.name}: no file matches records pattern {pattern!r}")
+        records |= {file.url: file for file in matches}
+    root = common_root(records)
+    ordered = tuple(sorted(records.values(), key=lambda file: name_below(root, file.url)))
     return SourceListing(
         files=files,
         root=root,
-        jsonl=tuple(sorted(jsonl.values(), key=lambda file: name_below(root, file.url))),
-        roots=tuple(roots.values()),
+        records=ordered,
+        beside=archives_beside([file.url for file in ordered], store, deadline_s=deadline_s),
+        roots=_roots(files, store, deadline_s),
     )
 
 
-def zip_beside(jsonl: str, store: ObjectStore, *, deadline_s: float) -> FoundFile | None:
-    """The archive of the same stem as a JSONL file, if there is one."""
-    url = posixpath.splitext(jsonl)[0] + ".zip"
-    try:
-        stat = store.stat(url, deadline_s=deadline_s)
-    except FileNotFoundError:
-        return None
-    return None if stat.is_folder else FoundFile(url=url, stat=stat)
+def archives_beside(
+    urls: Sequence[str], store: ObjectStore, *, deadline_s: float
+) -> tuple[tuple[FoundFile, ...], ...]:
+    """Of each record file, the archives of the same stem that there are: its own images."""
+    wanted = [record_stem(url) + suffix for url in urls for suffix in ARCHIVE_SUFFIXES]
+    stats = _stats(wanted, store, deadline_s)
+    found = [
+        None if stat is None or stat.is_folder else FoundFile(url=url, stat=stat)
+        for url, stat in zip(wanted, stats, strict=True)
+    ]
+    count = len(ARCHIVE_SUFFIXES)
+    return tuple(
+        tuple(file for file in found[start : start + count] if file is not None)
+        for start in range(0, len(found), count)
+    )
+
+
+def record_stem(url: str) -> str:
+    """The name without what says that it is a record file: "a.jsonl.gz" -> "a"."""
+    stem, suffix = posixpath.splitext(url)
+    return posixpath.splitext(stem)[0] if suffix in _PACKED else stem
 
 
 def common_root(urls: Iterable[str]) -> str:
     """The longest folder that holds all files; without a slash at its end."""
-    folders = [posixpath.dirname(url).split("/") for url in urls]
+    folders = [posixpath.dirname(mask_urls(url)).split("/") for url in urls]
     shared = folders[0]
     for folder in folders[1:]:
         same = (a == b for a, b in zip(shared, folder, strict=False))
@@ -85,15 +101,56 @@ def common_root(urls: Iterable[str]) -> str:
 
 
 def name_below(root: str, url: str) -> str:
-    """The part of `url` below `root`, or the whole of it when it lies elsewhere."""
+    """The part of `url` below `root`, or the whole of it when it lies elsewhere; no secrets."""
+    url = mask_urls(url)
     return url[len(root) + 1 :] if url.startswith(root + "/") else url
 
 
-def _matches(pattern: str, store: ObjectStore, deadline_s: float) -> list[FoundFile]:
+def _roots(files: SourceFiles, store: ObjectStore, deadline_s: float) -> tuple[FoundFile, ...]:
+    roots: dict[str, FoundFile] = {}
+    for pattern in files.images:
+        folder = _folder(pattern, store, deadline_s)
+        matches = [folder] if folder else _archives(files.name, pattern, store, deadline_s)
+        for file in matches:
+            roots.setdefault(file.url, file)
+    return tuple(roots.values())
+
+
+def _archives(source: str, pattern: str, store: ObjectStore, deadline_s: float) -> list[FoundFile]:
+    urls = store.glob(pattern, deadline_s=deadline_s)
+    archives = [url for url in urls if url.lower().endswith(ARCHIVE_SUFFIXES)]
+    if not archives:
+        compressed = any(url.lower().endswith(_COMPRESSED_TARS) for url in urls)
+        remedy = "; a compressed tar cannot be read by place, unpack it to .tar"
+        raise ConfigError(
+            f"source {source}: images {pattern!r} is no folder and matches no zip or tar archive"
+            f"{remedy if compressed else ''}"
+        )
+    return _found(archives, store, deadline_s)
+
+
+def _found(urls: Sequence[str], store: ObjectStore, deadline_s: float) -> list[FoundFile]:
+    stats = _stats(urls, store, deadline_s)
     return [
-        FoundFile(url=url, stat=store.stat(url, deadline_s=deadline_s))
-        for url in store.glob(pattern, deadline_s=deadline_s)
+        FoundFile(url=url, stat=stat)
+        for url, stat in zip(urls, stats, strict=True)
+        if stat is not None
     ]
+
+
+def _stats(urls: Sequence[str], store: ObjectStore, deadline_s: float) -> list[ObjectStat | None]:
+    """None for what is not there."""
+
+    def stat(url: str) -> ObjectStat | None:
+        try:
+            return store.stat(url, deadline_s=deadline_s)
+        except FileNotFoundError:
+            return None
+
+    if len(urls) < _SIDE_BY_SIDE:
+        return [stat(url) for url in urls]
+    with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="listing") as pool:
+        return list(pool.map(stat, urls))
 
 
 def _folder(pattern: str, store: ObjectStore, deadline_s: float) -> FoundFile | None:

@@ -1,8 +1,7 @@
 """The index's table of contents: a JSON file that names every shard, archive and table.
 
 Invariants: the digest covers everything in the file but itself; a file of another version or with
-another digest is refused; `fingerprint` of a source covers content, not places or times, so that
-a copied data set gives the same plan.
+another digest is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from dataservice.errors import StaleIndexError
 from dataservice.storage.tables import write_atomically
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 
 
@@ -31,29 +30,39 @@ class TableFile:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveEntry:
     kind: str
-    """"zip" or "folder"."""
+    """"zip", "tar" or "folder"; "inline": images that stand in the records of the file `url`;
+    "parquet": those in a column of it."""
     url: str
     size_bytes: int
     """0 for a folder; its files have their own sizes in the table."""
     mtime_ns: int
     num_members: int
-    digest: str
-    """Of the members' names, places, sizes and CRCs."""
-    members: TableFile
+    directory_crc32: int
+    """Of a zip's or tar's directory as it is stored, else 0."""
+    members: TableFile | None
+    names: TableFile | None
+    """The members' names; both None where images stand in the record file itself."""
+    column: str = ""
+    """Of a Parquet file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardEntry:
-    """One JSONL file. Token counts are sums over its good samples."""
+    """One record file. Token counts are sums over its good samples."""
 
     name: str
     url: str
     size_bytes: int
     mtime_ns: int
+    packing: str
+    """As `packspec.ShardRef.packing`."""
+    unpacked_bytes: int
     crc32: int
+    """Of the file as it is stored."""
     num_samples: int
+    """Rows, those of rejected records included."""
     num_text_samples: int
-    """Those of them without images."""
+    """Good ones without images."""
     num_rejected: int
     num_images: int
     text_tokens: int
@@ -65,14 +74,19 @@ class ShardEntry:
     archives: tuple[int, ...]
     """Positions in `Manifest.archives`; the images table counts in this list."""
 
+    @property
+    def num_vision_samples(self) -> int:
+        """Good ones with images."""
+        return self.num_samples - self.num_text_samples - self.num_rejected
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceEntry:
     name: str
     root: str
     """Folder that the shards' names are relative to."""
-    placeholder: str
     fingerprint: str
+    """`fingerprints.source_fingerprint`."""
     shards: tuple[ShardEntry, ...]
 
     @property
@@ -88,12 +102,6 @@ class Manifest:
     archives: tuple[ArchiveEntry, ...]
     sources: tuple[SourceEntry, ...]
     digest: str
-
-
-def source_fingerprint(placeholder: str, shards: tuple[ShardEntry, ...]) -> str:
-    """Changes with any shard's name, size, content, token counts or image sizes."""
-    parts = [[s.name, s.size_bytes, s.crc32, s.num_samples, s.digest] for s in shards]
-    return hashlib.sha256(_canonical([placeholder, parts])).hexdigest()
 
 
 def make_manifest(
@@ -115,10 +123,8 @@ def make_manifest(
 
 
 def write_manifest(index_dir: str, manifest: Manifest) -> None:
-    text = json.dumps(asdict(manifest), indent=1)
-    write_atomically(
-        os.path.join(index_dir, MANIFEST_NAME), lambda file: _write(file, text.encode())
-    )
+    text = json.dumps(asdict(manifest), indent=1).encode()
+    write_atomically(os.path.join(index_dir, MANIFEST_NAME), lambda file: file.writelines([text]))
 
 
 def read_manifest(index_dir: str) -> Manifest:
@@ -143,7 +149,7 @@ def read_manifest(index_dir: str) -> Manifest:
     return Manifest(
         version=version,
         counter=data["counter"],
-        archives=tuple(_archive(entry) for entry in data["archives"]),
+        archives=tuple(archive_from_json(entry) for entry in data["archives"]),
         sources=tuple(_source(entry) for entry in data["sources"]),
         digest=digest,
     )
@@ -160,16 +166,18 @@ def shard_from_json(entry: dict[str, Any]) -> ShardEntry:
     )
 
 
+def archive_from_json(entry: dict[str, Any]) -> ArchiveEntry:
+    return ArchiveEntry(
+        **{
+            **entry,
+            "members": entry["members"] and TableFile(**entry["members"]),
+            "names": entry["names"] and TableFile(**entry["names"]),
+        }
+    )
+
+
 def _source(entry: dict[str, Any]) -> SourceEntry:
     return SourceEntry(**{**entry, "shards": tuple(map(shard_from_json, entry["shards"]))})
-
-
-def _archive(entry: dict[str, Any]) -> ArchiveEntry:
-    return ArchiveEntry(**{**entry, "members": TableFile(**entry["members"])})
-
-
-def _write(file: Any, data: bytes) -> None:
-    file.write(data)
 
 
 def _canonical(value: Any) -> bytes:

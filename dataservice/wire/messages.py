@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dataservice.wire.counting import CountBlock, GetRoots, ReportCounts, Roots
+
 # ---- what a step looks like to a client ---------------------------------------------------------
 
 
@@ -220,6 +222,12 @@ class PullWork:
     read_origin_bytes: int
     read_staged_bytes: int
     images: int
+    counting: tuple[tuple[int, ...], ...] = ()
+    """(file, block) of each block that it has to count and has not reported."""
+    storage_stalls: int = 0
+    """Builds that failed because a read was given up at its deadline."""
+    stuck_reads: int = 0
+    """Reads past their deadline that have not come back yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,6 +241,8 @@ class Work:
     """Where the stager of the worker's node keeps its copies; "" while there is none."""
     drain: bool
     """True: build what is assigned, take no more, leave when served."""
+    count: tuple[CountBlock, ...] = ()
+    """Blocks of a lazy index, most urgent first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,6 +308,12 @@ class ShardNeed:
     """Of the whole file; -1 where the index does not know it."""
     next_use: int
     """Order of need: the stager copies small numbers first and evicts large ones first."""
+    packing: str = ""
+    unpacked_bytes: int = 0
+    copy: bool = True
+    """False: needed too late to be copied now; says what a copy that is there is worth."""
+    share: float = 1.0
+    """What part of the shard is read soon."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,6 +330,18 @@ class PullStaging:
     copied_bytes: int
     evictions: int
     errors: int
+    copied_shards: int = 0
+    bytes_per_s: float = 0.0
+    missing_bytes: int = 0
+    missing_shards: int = 0
+    """Still to be copied."""
+    read_through_bytes: int = 0
+    read_through_shards: int = 0
+    """Needed soon, but without room: read from their origins."""
+    stalls: int = 0
+    """Reads given up at their deadline."""
+    disk_full: int = 0
+    last_error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -373,6 +401,8 @@ COORDINATOR_METHODS: dict[str, tuple[type, type]] = {
     "GetAssignment": (GetAssignment, Assignment),
     "ReportHoles": (ReportHoles, HolesDecided),
     "ReportPackFailed": (PackFailed, Ok),
+    "ReportCounts": (ReportCounts, Ok),
+    "GetRoots": (GetRoots, Roots),
     "RegisterStager": (RegisterStager, StagerRegistered),
     "PullStaging": (PullStaging, Staging),
     "GetStatus": (GetStatus, StatusReport),

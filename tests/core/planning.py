@@ -129,6 +129,6 @@ def _lost_in_lane(windows: list[WindowPlan], delivered: Counter[Item]) -> Counte
             lost.update(item[2] for item in missing[i])
             continue
         lost.update(window.source[window.start == 0].tolist())
-        for reason in ("dropped_long", "dropped_empty"):
+        for reason in ("dropped_long", "rejected"):
             lost.update(dict(enumerate(window.counts[REASONS.index(reason)].tolist())))
     return lost

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dataservice.core.order.mixing import Mixture, build_mixture
+from dataservice.core.order.shares import spread_rows
 from dataservice.core.plan.windows import plan_window
 from dataservice.core.settings import PlanSettings, SourceShare
 from dataservice.errors import ConfigError
@@ -58,10 +59,31 @@ def test_auto_at_ten_million_rows() -> None:
 def test_the_mean_reads_a_bounded_number_of_rows() -> None:
     index = SyntheticIndex([SyntheticSource(name="text", num_samples=9_000_000)])
     build_mixture(_settings({"text": "1"}), index)
-    assert index.rows_read == 65_536
+    assert index.rows_read == 8_192
 
 
-@pytest.mark.parametrize(("weight_by", "most"), [("samples", 512), ("tokens", 5242)])
+def test_the_mean_is_of_runs_that_a_lazy_index_counts_at_once() -> None:
+    rows = spread_rows(9_000_001, 8_192, run=64)
+    assert len(set((rows // 64).tolist())) == 128
+    assert rows[-1] < 9_000_001 and np.unique(rows).size == 8_192
+    assert spread_rows(100, 8_192, run=64).tolist() == list(range(100))
+
+
+def test_a_given_mean_is_taken_and_nothing_read() -> None:
+    index = _index(20_000, 9_000)
+    shares = tuple(
+        SourceShare(name=f"s{i}", weight="1", mean_tokens=m) for i, m in enumerate((100, 300))
+    )
+    settings = PlanSettings(sources=shares, epochs=None, weight_by="tokens")
+    mixture = build_mixture(settings, index)
+    assert index.rows_read == 0
+    assert [source.share for source in mixture.phases[0].sources] == [
+        Fraction(3, 4),
+        Fraction(1, 4),
+    ]
+
+
+@pytest.mark.parametrize(("weight_by", "most"), [("samples", 256), ("tokens", 5242)])
 def test_the_means_of_many_sources_read_a_bounded_number_of_rows(weight_by: str, most: int) -> None:
     index = _index(*[20_000] * 200)
     weights = {f"s{i}": "1" for i in range(200)}
@@ -77,7 +99,7 @@ def test_nothing_is_read_where_nothing_depends_on_lengths() -> None:
     again = build_mixture(_settings({"s0": "1"}, epochs=None, **size), index)
     assert again.phases[0].sources[0].share == 1
     assert again.warnings == ()
-    assert index.rows_read == 20_000  # for the warnings alone
+    assert index.rows_read == 8_192  # for the warnings alone
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 17, 100, 1000, 20_000, 300_000])
@@ -102,7 +124,7 @@ def test_auto_follows_what_is_set() -> None:
     ("changes", "match"),
     [
         ({"lanes": 8, "window": 4096}, "32768 samples is more than a quarter of an epoch"),
-        ({"window": 16}, "packs of 8192 tokens (1315 tokens a sample); packs fill badly"),
+        ({"window": 16}, "packs of 8192 tokens (1317 tokens a sample); packs fill badly"),
         ({"lanes": 200_000, "window": 1}, "lanes 200000 exceeds the 100000 samples"),
     ],
 )

@@ -196,7 +196,7 @@ def test_what_windows_read_is_packed_or_counted(policy: Oversize) -> None:
     sizes = [150, 120, 90, 5]
     for source, size in enumerate(sizes):
         items = {row: found for (of, row), found in packed.items() if of == source}
-        left_out = counts["dropped_long"][source] + counts["dropped_empty"][source]
+        left_out = counts["dropped_long"][source] + counts["rejected"][source]
         assert len(items) + left_out == size
         columns = INDEX.columns(source, np.array(sorted(items), dtype=np.int64))
         images = np.diff(columns.image_offsets)
@@ -221,7 +221,7 @@ def test_what_windows_read_is_packed_or_counted(policy: Oversize) -> None:
         for reason in ("split", "shrunk", "images_cut", "truncated"):
             assert seen[reason] == counts[reason][source], (reason, source)
     assert counts["split"][0] > 0
-    assert counts["dropped_empty"] == [0, 0, 0, 5]
+    assert counts["rejected"] == [0, 0, 0, 5]
     expected = {
         "shrink": {"shrunk"},
         "truncate": {"truncated", "images_cut"},

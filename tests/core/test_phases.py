@@ -499,7 +499,7 @@ def test_counts_of_steps_add_up_to_those_of_windows(dp_size: int, lanes: int) ->
     for source, name in enumerate(("caption", "empty")):
         for reason, counts in zip(REASONS, held, strict=True):
             assert total[name, reason] == counts[source]
-    assert total["empty", "dropped_empty"] == 80
+    assert total["empty", "rejected"] == 80
 
 
 # ---- resume -------------------------------------------------------------------------------------

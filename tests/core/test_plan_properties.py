@@ -121,7 +121,7 @@ def test_windows_hold_every_sample_once(given: PlanSettings) -> None:
             else:
                 assert covered == begins * totals[key]
         out += window.counts[REASONS.index("dropped_long")]
-        out += window.counts[REASONS.index("dropped_empty")]
+        out += window.counts[REASONS.index("rejected")]
     epochs = given.epochs or 0
     for number, (share, size) in enumerate(zip(given.sources, SIZES, strict=True)):
         each = int(share.repeat) * epochs
@@ -201,7 +201,7 @@ def _is_all_accounted_for(plan: Plan, steps: list[StepPlan], rest: dict[str, int
     found = Counter(rest)
     for step in steps:
         for name, reasons in plan.counts_in(step).items():
-            for reason in ("dropped_long", "dropped_empty", "cut"):
+            for reason in ("dropped_long", "rejected", "cut"):
                 found[name] += reasons.get(reason, 0)
     delivered = items_in(plan, steps)
     for window in windows_of(plan):

@@ -74,7 +74,7 @@ def config_path(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             "sources": [
                 {
                     "name": name,
-                    "jsonl": f"slow://{root}/{name}/*.jsonl",
+                    "records": f"slow://{root}/{name}/*.jsonl",
                     "weight": weight,
                     **({} if name == "text" else {"images": f"slow://{root}/{name}/*.zip"}),
                 }
@@ -205,7 +205,7 @@ def test_every_sample_arrives_once_and_as_it_is(
     print(f"{sum(checker.samples.values())} samples, {checker.images} images compared")
     assert max(photos.values()) >= 2 and len(photos) == 160
     assert status["holes"] == 0
-    assert sum(s["evictions"] for s in status["stagers"]) > 0
+    assert sum(s["read_through_shards"] for s in status["stagers"]) > 0
     assert len(status["stagers"]) == 2
     assert all(s["cached_bytes"] <= BUDGET for s in status["stagers"])
 

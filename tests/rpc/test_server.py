@@ -52,8 +52,13 @@ def call(serve: Serve) -> Iterator[Callable[..., Any]]:
 def empty_request(cls: Any) -> Any:
     """A request with zeros of the right types."""
     values = {"int": 0, "float": 0.0, "str": "", "bool": False, "dict[str, str]": {}}
-    values |= {"bytes": b"", "ResumeState | None": None, "tuple[str, ...]": ()}
-    return cls(**{name: values[kind] for name, kind in cls.__annotations__.items()})
+    values |= {"bytes": b"", "ResumeState | None": None}
+    return cls(
+        **{
+            name: () if kind.startswith("tuple[") else values[kind]
+            for name, kind in cls.__annotations__.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("method", COORDINATOR_METHODS)

@@ -50,7 +50,7 @@ def config_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "job": "big",
         "index_dir": str(folder / "index"),
         "state_dir": str(folder / "state"),
-        "sources": [{"name": s.name, "jsonl": f"{s.root}/*.jsonl"} for s in manifest.sources],
+        "sources": [{"name": s.name, "records": f"{s.root}/*.jsonl"} for s in manifest.sources],
         "plan": {"pack_length": 8192, "epochs": 1},
         "serving": {"port": 0, "lease_s": 60.0},
     }

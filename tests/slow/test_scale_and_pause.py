@@ -47,7 +47,7 @@ def large_pictures(folder: Path, count: int = 24) -> dict[str, Any]:
             ]
             lines.append(json.dumps({"image": f"{number}.jpg", "conversations": turns}) + "\n")
     (folder / "large.jsonl").write_text("".join(lines))
-    return {"name": "large", "jsonl": str(folder / "large.jsonl"), "weight": 1}
+    return {"name": "large", "records": str(folder / "large.jsonl"), "weight": 1}
 
 
 def decode_bound(folder: Path) -> Config:

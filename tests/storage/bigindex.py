@@ -12,8 +12,9 @@ import os
 from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
 
+from dataservice.storage.archives.name_blocks import NameWriter
+from dataservice.storage.fingerprints import RecordFileIdentity, source_fingerprint
 from dataservice.storage.manifest import (
     ArchiveEntry,
     Manifest,
@@ -21,18 +22,11 @@ from dataservice.storage.manifest import (
     SourceEntry,
     TableFile,
     make_manifest,
-    source_fingerprint,
     write_manifest,
 )
 from dataservice.storage.records import LAYOUTS
-from dataservice.storage.tables import (
-    IMAGES,
-    MEMBERS,
-    SAMPLES,
-    digest_arrays,
-    to_arrays,
-    write_table,
-)
+from dataservice.storage.sources import SourceFiles
+from dataservice.storage.tables import IMAGES, MEMBERS, SAMPLES, write_table
 
 NUM_MEMBERS = 1000
 
@@ -42,7 +36,7 @@ def write_big_index(path: str | os.PathLike[str], rows: int, shards: int) -> Man
     index_dir = os.fspath(path)
     os.makedirs(index_dir, exist_ok=True)
     ends = np.linspace(0, rows, shards + 1).astype(int).tolist()
-    members, members_digest = _write_members(index_dir)
+    members, names = _write_members(index_dir)
     kinds: dict[str, list[ShardEntry]] = {"text": [], "caption": []}
     archives: list[ArchiveEntry] = []
     for number, (begin, end) in enumerate(pairwise(ends)):
@@ -57,16 +51,16 @@ def write_big_index(path: str | os.PathLike[str], rows: int, shards: int) -> Man
                     size_bytes=NUM_MEMBERS * 100_000,
                     mtime_ns=1,
                     num_members=NUM_MEMBERS,
-                    digest=members_digest,
+                    directory_crc32=number,
                     members=members,
+                    names=names,
                 )
             )
     sources = tuple(
         SourceEntry(
             name=kind,
             root=f"/nowhere/{kind}",
-            placeholder="<image>",
-            fingerprint=source_fingerprint("<image>", tuple(entries)),
+            fingerprint=_fingerprint(kind, entries),
             shards=tuple(entries),
         )
         for kind, entries in kinds.items()
@@ -76,22 +70,32 @@ def write_big_index(path: str | os.PathLike[str], rows: int, shards: int) -> Man
     return manifest
 
 
-def _write_members(index_dir: str) -> tuple[TableFile, str]:
+def _fingerprint(kind: str, entries: list[ShardEntry]) -> str:
+    files = SourceFiles(name=kind, records=(f"/nowhere/{kind}/*.jsonl",))
+    records = [
+        RecordFileIdentity(name=entry.name, size_bytes=entry.size_bytes, crc32=entry.crc32)
+        for entry in entries
+    ]
+    return source_fingerprint(files, f"/nowhere/{kind}", records, [])
+
+
+def _write_members(index_dir: str) -> tuple[TableFile, TableFile]:
     size = np.full(NUM_MEMBERS, 99_000)
+    zeros = np.zeros(NUM_MEMBERS, dtype=np.int64)
     columns = {
         "offset": np.arange(NUM_MEMBERS) * 100_000,
         "stored_bytes": size,
         "size_bytes": size,
-        "method": np.zeros(NUM_MEMBERS, dtype=np.int16),
+        "method": zeros,
         "crc32": np.arange(NUM_MEMBERS),
-        "mtime_ns": np.zeros(NUM_MEMBERS, dtype=np.int64),
-        "problem": np.zeros(NUM_MEMBERS, dtype=np.uint8),
-        "name": [f"images/{number:04d}.jpg" for number in range(NUM_MEMBERS)],
+        "mtime_ns": zeros,
+        "problem": zeros,
     }
-    arrays = to_arrays(MEMBERS, columns)
-    name = "zip-synthetic.members.arrow"
-    size_bytes = write_table(os.path.join(index_dir, name), MEMBERS, arrays)
-    return TableFile(name=name, size_bytes=size_bytes), digest_arrays(arrays)
+    writer = NameWriter()
+    writer.add(f"images/{number:04d}.jpg" for number in range(NUM_MEMBERS))
+    name = "archive-synthetic.names.arrow"
+    names = TableFile(name=name, size_bytes=writer.write(os.path.join(index_dir, name)))
+    return _write(index_dir, "archive-synthetic.members.arrow", MEMBERS, columns), names
 
 
 def _write_shard(index_dir: str, kind: str, number: int, rows: int, archive: int) -> ShardEntry:
@@ -100,38 +104,35 @@ def _write_shard(index_dir: str, kind: str, number: int, rows: int, archive: int
     length = tokens * 4 + 80
     offset = np.concatenate([[0], np.cumsum(length + 1, dtype=np.uint64)])[:rows]
     num_images = rows if kind == "caption" else 0
-    samples = to_arrays(
-        SAMPLES,
-        {
-            "offset": offset.astype(np.uint64),
-            "length": length.astype(np.uint32),
-            "crc32": random.integers(0, 1 << 32, rows, dtype=np.uint32),
-            "text_tokens": tokens,
-            "loss_tokens": tokens // 2 + 1,
-            "image_start": np.arange(rows, dtype=np.uint32) if num_images else _zeros(rows),
-            "num_images": np.full(rows, num_images and 1, dtype=np.uint16),
-            "layout": np.full(rows, LAYOUTS.index("llava"), dtype=np.uint8),
-            "by_kind": np.arange(rows, dtype=np.uint32),
-        },
-    )
+    samples = {
+        "offset": offset.astype(np.uint64),
+        "length": length.astype(np.uint32),
+        "crc32": random.integers(0, 1 << 32, rows, dtype=np.uint32),
+        "text_tokens": tokens,
+        "loss_tokens": tokens // 2 + 1,
+        "image_start": np.arange(rows, dtype=np.uint32) if num_images else _zeros(rows),
+        "num_images": np.full(rows, num_images and 1, dtype=np.uint16),
+        "layout": np.full(rows, LAYOUTS.index("llava"), dtype=np.uint8),
+        "by_kind": np.arange(rows, dtype=np.uint32),
+    }
     sides = np.exp(random.normal(6.2, 0.5, (2, num_images))).clip(40, 4000).astype(np.uint32)
-    images = to_arrays(
-        IMAGES,
-        {
-            "archive": _zeros(num_images),
-            "member": random.integers(0, NUM_MEMBERS, num_images, dtype=np.uint32),
-            "width": sides[0],
-            "height": sides[1],
-            "text_before": _zeros(num_images),
-            "markup": np.full(num_images, 2, dtype=np.uint8),
-        },
-    )
+    images = {
+        "archive": _zeros(num_images),
+        "member": random.integers(0, NUM_MEMBERS, num_images, dtype=np.uint32),
+        "width": sides[0],
+        "height": sides[1],
+        "text_before": _zeros(num_images),
+        "markup": np.full(num_images, 2, dtype=np.uint8),
+        "probed": _zeros(num_images),
+    }
     name = f"{kind}-{number:05d}.jsonl"
     return ShardEntry(
         name=name,
         url=f"/nowhere/{kind}/{name}",
         size_bytes=int(length.sum(dtype=np.int64)) + rows,
         mtime_ns=1,
+        packing="",
+        unpacked_bytes=0,
         crc32=number,
         num_samples=rows,
         num_text_samples=rows - num_images,
@@ -139,15 +140,18 @@ def _write_shard(index_dir: str, kind: str, number: int, rows: int, archive: int
         num_images=num_images,
         text_tokens=int(tokens.sum(dtype=np.int64)),
         loss_tokens=int((tokens // 2 + 1).sum(dtype=np.int64)),
-        digest=digest_arrays([*samples, *images]),
+        digest=f"{kind}-{number}",
         samples=_write(index_dir, f"shard-{number:05d}.samples.arrow", SAMPLES, samples),
         images=_write(index_dir, f"shard-{number:05d}.images.arrow", IMAGES, images),
         archives=(archive,) if num_images else (),
     )
 
 
-def _write(index_dir: str, name: str, schema: pa.Schema, arrays: list[pa.Array]) -> TableFile:
-    return TableFile(name=name, size_bytes=write_table(f"{index_dir}/{name}", schema, arrays))
+def _write(
+    index_dir: str, name: str, names: tuple[str, ...], columns: dict[str, np.ndarray]
+) -> TableFile:
+    written = write_table(f"{index_dir}/{name}", names, columns)
+    return TableFile(name=name, size_bytes=written.size_bytes)
 
 
 def _zeros(rows: int) -> np.ndarray:

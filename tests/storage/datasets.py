@@ -1,10 +1,10 @@
-"""Small data sets on disk for the tests of the index: JSONL lines, zips and folders of pictures."""
+"""Small data sets on disk for the tests of the index: record files, archives and pictures."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from PIL import Image
 from dataservice.storage.counting import Counted
 from dataservice.storage.records import Record
 
-PLACEHOLDER = b"<image>"
+MARKUP = 7
 
 
 class ByteCounter:
-    """One token a byte of text, every second one with loss; a placeholder is an image's markup."""
+    """One token a byte of text, every second one with loss; an image's markup is 7 tokens."""
 
     def __init__(self, fingerprint: str = "bytes") -> None:
         self.fingerprint = fingerprint
@@ -26,12 +26,19 @@ class ByteCounter:
 
     def count(self, record: Record) -> Counted:
         self.counted += 1
-        text = b"".join(turn.text.encode() for turn in record.turns)
+        tokens = 0
+        positions = []
+        for turn in record.turns:
+            for number, piece in enumerate(turn.pieces):
+                if number:
+                    positions.append(tokens)
+                    tokens += MARKUP
+                tokens += len(piece.encode())
         return Counted(
-            text_tokens=len(text),
-            loss_tokens=len(text) // 2,
-            image_positions=tuple(found.start() for found in re.finditer(PLACEHOLDER, text)),
-            image_markup=len(PLACEHOLDER),
+            text_tokens=tokens,
+            loss_tokens=tokens // 2,
+            image_positions=tuple(positions),
+            image_markup=MARKUP,
         )
 
 
@@ -41,9 +48,10 @@ def picture(width: int, height: int, file_format: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def llava(text: str, *images: str) -> dict[str, Any]:
+def llava(text: str, *images: str, **fields: Any) -> dict[str, Any]:
     turns = [{"from": "human", "value": "<image>" * len(images) + text}]
-    return {"image": list(images), "conversations": [*turns, {"from": "gpt", "value": "Yes."}]}
+    answer = {"from": "gpt", "value": "Yes."}
+    return {"image": list(images), "conversations": [*turns, answer], **fields}
 
 
 def write_jsonl(path: Path, *records: object) -> Path:
@@ -58,4 +66,14 @@ def write_zip(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_S
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, data in members.items():
             archive.writestr(zipfile.ZipInfo(name), data, compress_type=method)
+    return path
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
     return path

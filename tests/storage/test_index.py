@@ -11,51 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage.bigindex import write_big_index
 from storage.datasets import ByteCounter, llava, picture, write_jsonl, write_zip
+from storage.windows import window_of
 
 from dataservice.core.packspec import ShardRef
 from dataservice.core.settings import Kind
-from dataservice.core.tables import REASONS, SampleColumns, WindowPlan
+from dataservice.core.tables import SampleColumns
 from dataservice.core.vision import VisionRules, target_size
 from dataservice.errors import StaleIndexError
 from dataservice.storage.index import Index
 from dataservice.storage.index_build import build_index
+from dataservice.storage.members import read_image
 from dataservice.storage.objects import ShardReader
 from dataservice.storage.records import parse_record
-from dataservice.storage.sources import SourceFiles
-from dataservice.storage.zips import read_member
+from dataservice.storage.sources import RecordFormat, SourceFiles
+from dataservice.storage.tables import Stored
 
 RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
 KINDS: tuple[tuple[Kind, bool], ...] = (("text", False), ("vision", True))
 """Each with whether its samples have images."""
-
-
-def window_of(
-    items: list[tuple[int, int, int]], packs: list[int], *, max_pixels: list[int] | None = None
-) -> WindowPlan:
-    """A window of samples (source, row, kept images), cut into packs at `packs`."""
-    source, row, kept_images = np.array(items, dtype=np.int64).reshape(-1, 3).T
-    zeros = np.zeros(len(items), dtype=np.int64)
-    by_pack = np.arange(len(packs) - 1, dtype=np.int64)
-    return WindowPlan(
-        lane=2,
-        window=5,
-        pack_length=512,
-        item_offsets=np.array(packs, dtype=np.int64),
-        source=source,
-        row=row,
-        start=zeros,
-        stop=zeros + 9,
-        total_tokens=zeros + 9,
-        kept_images=kept_images,
-        max_pixels=zeros + 1600 if max_pixels is None else np.array(max_pixels, dtype=np.int64),
-        tokens=by_pack + 100,
-        image_tokens=by_pack,
-        num_images=by_pack,
-        num_patches=by_pack + 50,
-        loss_tokens=by_pack,
-        cost=by_pack,
-        counts=np.zeros((len(REASONS), 2), dtype=np.int64),
-    )
 
 
 @pytest.fixture
@@ -83,10 +56,10 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def index(data: Path, tmp_path: Path) -> Index:
     sources = (
-        SourceFiles(name="zipped", jsonl=(f"{data}/[0-9]*.jsonl",)),
-        SourceFiles(name="plain", jsonl=(f"{data}/plain.jsonl",), images=(f"{data}/plain",)),
+        SourceFiles(name="zipped", records=(f"{data}/[0-9]*.jsonl",)),
+        SourceFiles(name="plain", records=(f"{data}/plain.jsonl",), images=(f"{data}/plain",)),
     )
-    build_index(sources, str(tmp_path / "index"), counter=ByteCounter())
+    build_index(sources, str(tmp_path / "index"), counter=ByteCounter)
     return Index.open(str(tmp_path / "index"))
 
 
@@ -102,18 +75,19 @@ def samples_of(columns: SampleColumns) -> list[tuple[int, int, list[tuple[int, i
 
 
 def test_columns_come_in_the_order_asked_for(index: Index) -> None:
-    assert index.sources[0].shard_samples == (3, 0, 3, 3)
-    every = samples_of(index.columns(0, np.arange(9)))
-    assert every[4] == (14 + 3 + 4, 10, [(20, 31), (21, 31)])
+    assert index.sources[0].shard_samples == (4, 0, 4, 4)
+    every = samples_of(index.columns(0, np.arange(12)))
+    assert every[5] == (14 + 3 + 4, 10, [(20, 31), (21, 31)])
+    assert every[6] == (0, 0, [])
     rng = np.random.default_rng(0)
     for size in (0, 1, 40):
-        rows = rng.integers(0, 9, size)
+        rows = rng.integers(0, 12, size)
         assert samples_of(index.columns(0, rows)) == [every[row] for row in rows]
     columns = index.columns(0, rows)
     for field in dataclasses.fields(columns):
         assert getattr(columns, field.name).dtype == np.int64
-    for row in (-1, 9):
-        with pytest.raises(IndexError, match="source zipped has 9 samples"):
+    for row in (-1, 12):
+        with pytest.raises(IndexError, match="source zipped has 12 samples"):
             index.columns(0, np.array([row]))
 
 
@@ -137,7 +111,7 @@ def test_rows_of_several_sources_are_read_at_once(index: Index) -> None:
 
 
 def test_a_pack_spec_is_all_that_is_needed_to_read_the_pack(index: Index, data: Path) -> None:
-    window = window_of([(0, 0, 0), (1, 1, 2), (0, 4, 2), (0, 5, 1), (0, 4, 2)], [0, 1, 5])
+    window = window_of([(0, 0, 0), (1, 1, 2), (0, 5, 2), (0, 7, 1), (0, 5, 2)], [0, 1, 5])
     spec = index.pack_spec(window, 1, rules=RULES)
     assert (spec.pack_id, spec.pack_length) == ("2.5.1", 512)
     assert (spec.num_tokens, spec.num_patches) == (101, 51)
@@ -149,12 +123,12 @@ def test_a_pack_spec_is_all_that_is_needed_to_read_the_pack(index: Index, data: 
         for item in spec.items:
             record = parse_record(
                 reader.read(spec.shards[item.shard], item.offset, item.length),
-                layout=item.layout,
+                RecordFormat(layout=item.layout),
             )
             assert len(record.images) == len(item.images)
             for name, image in zip(record.images, item.images, strict=True):
                 assert image.member == name
-                bytes_read = read_member(reader.read, image, spec.shards[image.shard])
+                bytes_read = read_image(reader.read, image, spec.shards[image.shard])
                 folder, zip_name = data / "plain", data / "1.zip"
                 if item.source == "plain":
                     assert bytes_read == (folder / name).read_bytes()
@@ -169,7 +143,7 @@ def test_a_pack_spec_is_all_that_is_needed_to_read_the_pack(index: Index, data: 
 
 
 def test_shards_of_a_window_in_the_order_of_need(index: Index, data: Path) -> None:
-    window = window_of([(0, 0, 0), (1, 1, 2), (0, 5, 1), (0, 4, 2), (1, 0, 1)], [0, 2, 5])
+    window = window_of([(0, 0, 0), (1, 1, 2), (0, 7, 1), (0, 5, 2), (1, 0, 1)], [0, 2, 5])
     found = index.shards_of(window)
     names = [Path(shard.url).name for shard in found]
     assert names[0] == "0.jsonl"
@@ -201,8 +175,8 @@ def test_where_images_stand(tmp_path: Path) -> None:
         },
         llava("", "1.png"),
     )
-    source = SourceFiles(name="s", jsonl=(f"{tmp_path}/a.jsonl",))
-    build_index([source], str(tmp_path / "index"), counter=ByteCounter())
+    source = SourceFiles(name="s", records=(f"{tmp_path}/a.jsonl",))
+    build_index([source], str(tmp_path / "index"), counter=ByteCounter)
     columns = Index.open(str(tmp_path / "index")).columns(0, np.array([2, 0, 1]))
     assert columns.image_offsets.tolist() == [0, 1, 1, 4]
     assert columns.text_before is not None and columns.markup is not None
@@ -215,7 +189,7 @@ def test_rows_of_a_kind_count_over_all_shards(index: Index) -> None:
     assert zipped.shard_text_samples == (1, 0, 1, 1)
     assert plain.shard_text_samples == (0,)
     rng = np.random.default_rng(0)
-    for (kind, _), expected in zip(KINDS, ([0, 3, 6], [1, 2, 4, 5, 7, 8]), strict=True):
+    for (kind, _), expected in zip(KINDS, ([0, 4, 8], [1, 3, 5, 7, 9, 11]), strict=True):
         for size in (0, 1, 30):
             numbers = rng.integers(0, len(expected), size)
             rows = index.rows_of_kind(0, kind, numbers)
@@ -239,8 +213,10 @@ def test_kinds_part_the_rows_of_any_shards(kinds: list[list[bool]]) -> None:
         for number, shard in enumerate(kinds):
             records = [llava("x", "1.png") if vision else {"text": "x"} for vision in shard]
             write_jsonl(folder / f"{number}.jsonl", *records)
-        source = SourceFiles(name="s", jsonl=(f"{folder}/*.jsonl",), images=(f"{folder}/all.zip",))
-        build_index([source], f"{folder}/index", counter=ByteCounter())
+        source = SourceFiles(
+            name="s", records=(f"{folder}/*.jsonl",), images=(f"{folder}/all.zip",)
+        )
+        build_index([source], f"{folder}/index", counter=ByteCounter)
         index = Index.open(f"{folder}/index")
         flat = [vision for shard in kinds for vision in shard]
         for kind, wanted in KINDS:
@@ -252,7 +228,7 @@ def test_kinds_part_the_rows_of_any_shards(kinds: list[list[bool]]) -> None:
 
 
 def test_an_item_has_its_own_max_pixels(index: Index) -> None:
-    window = window_of([(0, 4, 2), (1, 0, 1), (0, 4, 2)], [0, 3], max_pixels=[300, 1600, 32])
+    window = window_of([(0, 5, 2), (1, 0, 1), (0, 5, 2)], [0, 3], max_pixels=[300, 1600, 32])
     spec = index.pack_spec(window, 0, rules=RULES)
     for item, most in zip(spec.items, (300, 1600, 32), strict=True):
         assert item.kept_images == len(item.images) == len(item.kept)
@@ -270,7 +246,7 @@ def test_an_item_has_its_own_max_pixels(index: Index) -> None:
 
 
 def test_images_that_are_cut_off_are_in_the_spec_but_not_needed(index: Index) -> None:
-    window = window_of([(1, 1, 1), (0, 4, 0)], [0, 2])
+    window = window_of([(1, 1, 1), (0, 5, 0)], [0, 2])
     spec = index.pack_spec(window, 0, rules=RULES)
     assert [len(item.images) for item in spec.items] == [2, 2]
     assert [[image.member for image in item.kept] for item in spec.items] == [["1.jpg"], []]
@@ -279,12 +255,12 @@ def test_images_that_are_cut_off_are_in_the_spec_but_not_needed(index: Index) ->
 
 
 def test_an_open_index_outlives_the_next_build(index: Index, data: Path) -> None:
-    before = samples_of(index.columns(0, np.arange(9)))
+    before = samples_of(index.columns(0, np.arange(12)))
     for path in data.glob("?.jsonl"):
         write_jsonl(path, {"text": "new"})
-    source = SourceFiles(name="zipped", jsonl=(f"{data}/[0-9]*.jsonl",))
-    build_index([source], index.index_dir, counter=ByteCounter())
-    assert samples_of(index.columns(0, np.arange(9))) == before
+    source = SourceFiles(name="zipped", records=(f"{data}/[0-9]*.jsonl",))
+    build_index([source], index.index_dir, counter=ByteCounter)
+    assert samples_of(index.columns(0, np.arange(12))) == before
     assert Index.open(index.index_dir).sources[0].shard_samples == (1, 0, 1, 1)
     with pytest.raises(StaleIndexError, match="restart what used the old index"):
         index.columns(1, np.array([0]))
@@ -319,11 +295,12 @@ def test_a_large_index_costs_only_the_rows_asked_for(tmp_path: Path) -> None:
     assert [sum(source.shard_samples) for source in index.sources] == [10_000, 10_001]
     rows = np.arange(3, 10_001, 977)
     assert np.diff(index.columns(1, rows).image_offsets).tolist() == [1] * len(rows)
-    touched = {"samples", "images"} & index._sources[1].shards[0].__dict__.keys()
-    assert touched == {"samples", "images"}
-    assert "samples" not in index._sources[0].shards[0].__dict__
-    column = index._sources[1].shards[0].samples["offset"]
-    assert not column.flags.owndata and not column.flags.writeable
+    text, caption = (source.shards for source in index._sources)
+    assert caption[0].entry.samples.name in index.tables._tables
+    assert text[0].entry.samples.name not in index.tables._tables
+    column = caption[0].samples["crc32"]
+    assert isinstance(column, Stored)
+    assert not column.values.flags.owndata and not column.values.flags.writeable
     window = window_of([(0, 9_999, 0), (1, 10_000, 1)], [0, 2])
     spec = index.pack_spec(window, 0, rules=VisionRules())
     assert [item.source for item in spec.items] == ["text", "caption"]

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import json
 import os
 import re
 import shutil
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,7 +20,8 @@ from storage.datasets import ByteCounter, llava, picture, write_jsonl, write_zip
 from dataservice.errors import ConfigError, StaleIndexError, StorageError
 from dataservice.storage.backends import LocalBackend, ObjectStat
 from dataservice.storage.index import Index
-from dataservice.storage.index_build import IndexProgress, IndexReport, build_index
+from dataservice.storage.index_build import build_index
+from dataservice.storage.index_report import IndexProgress, IndexReport
 from dataservice.storage.manifest import INDEX_VERSION
 from dataservice.storage.objects import Store
 from dataservice.storage.sources import SourceFiles
@@ -50,9 +53,9 @@ class World:
         self.counter = ByteCounter()
         self.sources = [self.source("s")]
 
-    def source(self, name: str, *, jsonl: str = "*.jsonl", **fields: Any) -> SourceFiles:
+    def source(self, name: str, *, records: str = "*.jsonl", **fields: Any) -> SourceFiles:
         images = tuple(f"{self.data}/{pattern}" for pattern in fields.pop("images", ()))
-        return SourceFiles(name=name, jsonl=(f"{self.data}/{jsonl}",), images=images, **fields)
+        return SourceFiles(name=name, records=(f"{self.data}/{records}",), images=images, **fields)
 
     def build(self, **options: Any) -> IndexReport:
         self.backend.reads.clear()
@@ -60,7 +63,7 @@ class World:
         store = Store(local=self.backend, attempts=1)
         try:
             return build_index(
-                self.sources, self.index_dir, counter=self.counter, store=store, **options
+                self.sources, self.index_dir, counter=lambda: self.counter, store=store, **options
             )
         finally:
             store.close()
@@ -103,7 +106,8 @@ def test_offsets_checksums_and_sizes(world: World) -> None:
     assert (report.num_samples, report.num_rejected) == (2, 0)
     index = Index.open(world.index_dir)
     assert rows_of(index) == [(5, []), (14 + 3 + 4, [(50, 60), (30, 40)])]
-    samples = index._sources[0].shards[0].samples
+    columns = index._sources[0].shards[0].samples
+    samples = {name: column.slice(0, 2) for name, column in columns.items()}
     data = path.read_bytes()
     assert samples["offset"].tolist() == [3, 23]
     lines = [
@@ -144,13 +148,13 @@ def test_what_cannot_be_used_is_reported_and_stops_nothing(world: World) -> None
         {"text": ""},
     )
     report = world.build()
-    assert (report.num_samples, report.num_rejected) == (1, 9)
+    assert (report.num_samples, report.num_rejected) == (10, 9)
     expected = {
         2: "not valid JSON",
         3: "no such image: 'nowhere.png', places searched: 2; .*bad.zip: truncated, or not a zip",
         5: "'thin.png': 402x2 pixels, more elongated than 200:1",
-        6: "'page.png': not a picture of a known format",
-        7: "'cut.jpg': the header is cut off",
+        6: "'page.png': not an image: an HTML page",
+        7: "'cut.jpg': truncated: the header is cut off",
         8: "leaves its root",
         9: "absolute",
         10: "is a URL",
@@ -161,7 +165,11 @@ def test_what_cannot_be_used_is_reported_and_stops_nothing(world: World) -> None
     for line, reason in expected.items():
         assert re.search(reason, found[line]), found[line]
     assert report.examples[0].line == 2 and report.examples[0].offset > 0
-    assert rows_of(Index.open(world.index_dir)) == [(11, [(20, 20)])]
+    index = Index.open(world.index_dir)
+    assert rows_of(index) == [(11, [(20, 20)]), *[(0, [])] * 9]
+    (stats,) = index.sources
+    assert (stats.shard_samples, stats.shard_text_samples) == ((10,), (0,))
+    assert stats.shard_vision_samples == (1,)
 
 
 def test_images_are_looked_up_beside_first_then_in_the_roots_in_order(world: World) -> None:
@@ -248,7 +256,7 @@ def test_an_index_of_an_older_version_is_refused_and_built_anew(world: World) ->
         del shard["num_text_samples"]
     path.write_text(json.dumps({**manifest, "version": INDEX_VERSION - 1}))
     Path(world.index_dir, "shard-0123.samples.arrow").write_bytes(b"of the older version")
-    with pytest.raises(StaleIndexError, match=r"is of version 1, .* run `dataservice index` again"):
+    with pytest.raises(StaleIndexError, match=r"is of version 2, .* run `dataservice index` again"):
         Index.open(world.index_dir)
     world.build()
     assert rows_of(Index.open(world.index_dir)) == [(1, [])]
@@ -283,7 +291,7 @@ def test_an_archive_shared_by_many_shards_is_read_once(world: World) -> None:
         write_jsonl(world.data / f"{number}.jsonl", llava("", "1.png"))
     world.sources = [world.source("s", images=["images.zip"]), world.source("t", images=["*.zip"])]
     world.build()
-    assert world.backend.reads["images.zip"] == 3  # end record, directory, one picture's header
+    assert world.backend.reads["images.zip"] == 2  # directory, one picture's header
     assert len(Index.open(world.index_dir).manifest.archives) == 1
 
 
@@ -308,10 +316,10 @@ def test_an_image_that_cannot_be_read_for_now_is_tried_again(world: World) -> No
     world.sources = [world.source("s", images=["folder"])]
     world.backend.broken = {"1.png"}
     report = world.build()
-    assert report.num_samples == 1
+    assert (report.num_samples, report.num_rejected) == (2, 1)
     assert "could not be read" in world.reasons(report)[0][2]
     world.backend.broken = set()
-    assert world.build().num_samples == 2
+    assert world.build().num_rejected == 0
 
 
 def test_files_of_older_data_are_removed(world: World) -> None:
@@ -335,14 +343,14 @@ def test_a_copied_data_set_has_the_same_fingerprint(world: World, tmp_path: Path
     write_zip(world.data / "in/a.zip", {"1.png": picture(10, 11)})
     write_jsonl(world.data / "in/a.jsonl", llava("a", "1.png"))
     write_jsonl(world.data / "b.jsonl", {"text": "b"})
-    world.sources = [world.source("s", jsonl="**/*.jsonl")]
+    world.sources = [world.source("s", records="**/*.jsonl")]
     world.build()
     (stats,) = Index.open(world.index_dir).sources
     assert stats.shard_names == ("b.jsonl", "in/a.jsonl")
 
     other = World(tmp_path / "other")
     shutil.copytree(world.data, other.data)
-    other.sources = [other.source("s", jsonl="**/*.jsonl")]
+    other.sources = [other.source("s", records="**/*.jsonl")]
     other.build()
     assert Index.open(other.index_dir).sources == (stats,)
 
@@ -355,12 +363,12 @@ def test_what_is_wrong_with_a_source_is_named(world: World) -> None:
     write_jsonl(world.data / "a.jsonl", {"text": "a"})
     for sources, reason in (
         (
-            [world.source("s", jsonl="*.json")],
-            r"source s: no file matches jsonl pattern .*\*\.json",
+            [world.source("s", records="*.json")],
+            r"source s: no file matches records pattern .*\*\.json",
         ),
         ([world.source("s", images=["*.zip"])], r"images .*\*\.zip.* is no folder and matches no"),
         ([world.source("s"), world.source("s")], "a name is used twice"),
-        ([SourceFiles(name="s", jsonl=())], "'jsonl' names no file"),
+        ([SourceFiles(name="s", records=())], "'records' names no file"),
     ):
         world.sources = sources
         with pytest.raises(ConfigError, match=reason):
@@ -387,7 +395,7 @@ def test_progress(world: World) -> None:
     assert done == sorted(done) and len(done) >= 6
     last = seen[-1]
     assert (last.done_bytes, last.total_bytes) == (total, total)
-    assert (last.num_samples, last.num_rejected, last.shard) == (1200, 2, "b.jsonl")
+    assert (last.num_samples, last.num_rejected, last.shard) == (1202, 2, "b.jsonl")
 
 
 def test_other_stores(world: World) -> None:
@@ -398,10 +406,57 @@ def test_other_stores(world: World) -> None:
     for path in world.data.iterdir():
         files.pipe_file(f"/set/{path.name}", path.read_bytes())
     world.sources = [
-        SourceFiles(name="s", jsonl=("memory://set/*.jsonl",), images=("memory://set",))
+        SourceFiles(name="s", records=("memory://set/*.jsonl",), images=("memory://set",))
     ]
     assert world.build().num_rejected == 0
     index = Index.open(world.index_dir)
     assert [sizes for _, sizes in rows_of(index)] == [[(10, 11)], [(12, 13)]]
     assert index.sources[0].shard_names == ("a.jsonl",)
     assert index._sources[0].shards[0].ref.url == "memory:///set/a.jsonl"
+
+
+class RemoteBackend:
+    """Objects in memory that answer after a while; counts bytes and calls at a time."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.objects = objects
+        self.bytes: dict[str, int] = {}
+        self.most = self._now = 0
+
+    def stat(self, url: str) -> ObjectStat:
+        if url not in self.objects:
+            raise FileNotFoundError(url)
+        return ObjectStat(size_bytes=len(self.objects[url]), mtime_ns=1)
+
+    def read(self, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        time.sleep(0.005)
+        data = self.objects[url][offset : offset + size]
+        self.bytes[url] = self.bytes.get(url, 0) + len(data)
+        self._now -= 1
+        return data, self.stat(url)
+
+    def glob(self, pattern: str) -> list[str]:
+        return sorted(fnmatch.filter(self.objects, pattern))
+
+    def forget(self, url: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_remote_archive_is_not_downloaded(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, 200_000, dtype=np.uint8).tobytes()
+    members = {f"{n}.jpg": picture(20 + n, 9, "JPEG") + noise for n in range(100)}
+    archive = write_zip(tmp_path / "a.zip", members).read_bytes()
+    records = write_jsonl(tmp_path / "a.jsonl", *[llava("", name) for name in members])
+    remote = RemoteBackend({"fake://b/a.zip": archive, "fake://b/a.jsonl": records.read_bytes()})
+    store = Store(remote=remote)
+    index_dir = str(tmp_path / "index")
+    source = SourceFiles(name="s", records=("fake://b/*.jsonl",), images=("fake://b/*.zip",))
+    report = build_index([source], index_dir, counter=ByteCounter, store=store)
+    store.close()
+    assert report.num_rejected == 0
+    assert len(rows_of(Index.open(index_dir))) == 100
+    assert remote.bytes["fake://b/a.zip"] < len(archive) / 15
+    assert remote.most > 4

@@ -21,15 +21,15 @@ def demo_settings(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "index_dir": str(folder / "index"),
         "state_dir": str(folder / "state"),
         "sources": [
-            {"name": "text", "jsonl": str(DATA / "text" / "*.jsonl")},
+            {"name": "text", "records": str(DATA / "text" / "*.jsonl")},
             {
                 "name": "caption",
-                "jsonl": str(DATA / "caption" / "*.jsonl"),
+                "records": str(DATA / "caption" / "*.jsonl"),
                 "images": str(DATA / "caption" / "*.zip"),
             },
             {
                 "name": "multi",
-                "jsonl": str(DATA / "multi" / "*.jsonl"),
+                "records": str(DATA / "multi" / "*.jsonl"),
                 "images": str(DATA / "multi" / "*.zip"),
             },
         ],

@@ -67,9 +67,18 @@ def resized(height: int, width: int, vision: Vision) -> tuple[int, int]:
     return tall, wide
 
 
+def over_white(image: Image.Image) -> Image.Image:
+    """RGB; what is transparent shows white."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    values = np.asarray(image.convert("RGBA")).astype(np.float64)
+    alpha = values[..., 3:] / 255
+    return Image.fromarray(np.rint(values[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8))
+
+
 def patches_of(data: bytes, vision: Vision) -> tuple[np.ndarray, tuple[int, int]]:
     """uint8 [P, 3 * patch * patch] and (rows, columns) in patches."""
-    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    image = over_white(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     tall, wide = resized(image.height, image.width, vision)
     if image.size != (wide, tall):
         image = image.resize((wide, tall), Image.Resampling.BICUBIC)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dataservice.core.packspec import PackSpec
-from dataservice.wire import messages
+from dataservice.wire import counting, messages
 from dataservice.wire.schema import decode, encode
 
 CLASSES = [
     value
-    for value in vars(messages).values()
+    for value in {**vars(messages), **vars(counting)}.values()
     if isinstance(value, type) and dataclasses.is_dataclass(value)
 ]
 
@@ -53,4 +53,4 @@ def test_messages_are_frozen_keyword_only_and_slotted(cls: Any) -> None:
 
 def test_a_request_type_names_its_method() -> None:
     requests = [request for request, _ in messages.COORDINATOR_METHODS.values()]
-    assert len(set(requests)) == len(requests) == 12
+    assert len(set(requests)) == len(requests) == 14

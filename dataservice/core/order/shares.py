@@ -19,9 +19,12 @@ from dataservice.core.tables import IndexView, SourceStats
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 
-_MEAN_ROWS = 65_536
-_MEAN_ROWS_BY_TOKENS = 1 << 20
-_LEAST_MEAN_ROWS = 512  # of a source, however many there are
+_SIZE_ROWS = 8_192
+_LEAST_SIZE_ROWS = 256  # of a source, however many there are
+_SIZE_RUN = 64
+_SHARE_ROWS = 65_536
+_ALL_SHARE_ROWS = 1 << 20
+_LEAST_SHARE_ROWS = 512  # of a source, however many there are
 
 Weights = dict[str, str | None]
 
@@ -45,8 +48,15 @@ def kind_samples(stats: SourceStats, kind: Kind | None) -> tuple[int, ...]:
     """Samples of a kind, None = all, by shard."""
     if kind is None:
         return stats.shard_samples
+    if stats.shard_text_samples is None:
+        raise ConfigError(
+            f"plan.segregate: a lazy index does not know which samples of {stats.name!r} have "
+            "images before it has counted them; set index: full, or leave segregate out"
+        )
     if kind == "text":
         return stats.shard_text_samples
+    if stats.shard_vision_samples is not None:
+        return stats.shard_vision_samples
     pairs = zip(stats.shard_samples, stats.shard_text_samples, strict=True)
     return tuple(every - text for every, text in pairs)
 
@@ -119,26 +129,34 @@ def shares_of(
 
 
 class Means:
-    """Mean tokens of a sample, over evenly spaced samples of each source: at most 65,536 of one,
-    and of all sources of a phase about as many, a million where shares depend on it."""
+    """Mean tokens of a sample: what a source's settings say, or found from some of its samples.
+
+    Where shares depend on it these are up to 65,536 single samples of a source, evenly spaced, and
+    of all sources of a phase a million. Where only lanes and windows do, they are up to 8,192 of
+    all sources in runs of 64, which a lazy index counts at once.
+    """
 
     def __init__(self, settings: PlanSettings, index: IndexView, kind: Kind | None) -> None:
-        by_tokens = settings.epochs is None and settings.weight_by == "tokens"
-        self._all_rows = _MEAN_ROWS_BY_TOKENS if by_tokens else _MEAN_ROWS
+        self._by_tokens = settings.epochs is None and settings.weight_by == "tokens"
+        self._given = {source.name: source.mean_tokens for source in settings.sources}
         self._index = index
         self._kind = kind
         self._known: dict[tuple[int, int, int], Fraction] = {}
 
     def of(self, used: list[UsedSource], rules: VisionRules) -> dict[int, Fraction]:
         """By source number; `used` are the sources of a phase."""
-        most = max(_LEAST_MEAN_ROWS, min(_MEAN_ROWS, self._all_rows // len(used)))
+        if self._by_tokens:
+            most = max(_LEAST_SHARE_ROWS, min(_SHARE_ROWS, _ALL_SHARE_ROWS // len(used)))
+        else:
+            most = max(_LEAST_SIZE_ROWS, _SIZE_ROWS // len(used))
+        found = {}
         for source in used:
+            given = self._given.get(source.stats.name)
             key = (source.number, rules.max_pixels, most)
-            if key not in self._known:
+            if given is None and key not in self._known:
                 self._known[key] = self._mean(source, rules, most)
-        return {
-            source.number: self._known[source.number, rules.max_pixels, most] for source in used
-        }
+            found[source.number] = self._known[key] if given is None else Fraction(given)
+        return found
 
     def over(
         self, used: list[UsedSource], shares: dict[int, Fraction], rules: VisionRules
@@ -148,10 +166,18 @@ class Means:
         return sum((share * means[number] for number, share in shares.items()), Fraction(0))
 
     def _mean(self, source: UsedSource, rules: VisionRules, most: int) -> Fraction:
-        total = source.num_samples
-        count = min(total, most)
-        rows: NDArray[np.int64] = np.arange(count, dtype=np.int64) * total // count
+        rows = spread_rows(source.num_samples, most, run=1 if self._by_tokens else _SIZE_RUN)
         if self._kind is not None:
             rows = self._index.rows_of_kind(source.number, self._kind, rows)
         measures = measure(self._index.columns(source.number, rows), rules=rules)
-        return Fraction(int(measures.length.sum()), count)
+        return Fraction(int(measures.length.sum()), len(rows))
+
+
+def spread_rows(total: int, most: int, *, run: int) -> NDArray[np.int64]:
+    """int64: about `most` of the numbers below `total`, all where there are no more; otherwise in
+    evenly spaced runs that begin at multiples of `run`."""
+    if total <= most:
+        return np.arange(total, dtype=np.int64)
+    starts = np.arange(most // run, dtype=np.int64) * total // (most // run) // run * run
+    rows: NDArray[np.int64] = (starts[:, None] + np.arange(run)).ravel()
+    return rows[rows < total]

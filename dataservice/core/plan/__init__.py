@@ -80,6 +80,12 @@ class Plan:
         planned = stream.window(local, window)
         return planned if local == lane else dataclasses.replace(planned, lane=lane)
 
+    def samples(self, lane: int, window: int) -> tuple[Ints, Ints]:
+        """(source number, row) of the samples of a window that exists, in no order that matters;
+        asks the index for nothing, but in a segregated plan for the rows of a kind."""
+        number, local = self._stream_of(lane)
+        return self.streams[number].samples(local, window)
+
     def step(
         self,
         cursor: Cursor,

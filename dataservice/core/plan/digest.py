@@ -18,7 +18,7 @@ from dataservice.core.plan.stream import Stream
 from dataservice.core.settings import PlanSettings
 from dataservice.core.tables import IndexView, SourceStats
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 _NOT_OF_WINDOWS = (
     "balance",
@@ -55,8 +55,9 @@ def phase_digests(
         for name, value in dataclasses.asdict(settings).items()
         if name not in _NOT_OF_WINDOWS
     }
+    kinds = settings.segregate is not None
     sources = {
-        source.number: _of_source(index.sources[source.number])
+        source.number: _of_source(index.sources[source.number], kinds=kinds)
         for stream in streams
         for phase in stream.phases
         for source in phase.sources
@@ -89,8 +90,12 @@ def _proportion(settings: PlanSettings) -> list[tuple[int, int]] | None:
     return [(kind.micro_steps // common, kind.packs_per_cell) for kind in kinds]
 
 
-def _of_source(stats: SourceStats) -> str:
-    return _hex(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)})
+def _of_source(stats: SourceStats, *, kinds: bool) -> str:
+    """How many samples have no image matters only where the plan takes the kinds apart."""
+    content = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
+    if not kinds:
+        del content["shard_text_samples"], content["shard_vision_samples"]
+    return _hex(**content)
 
 
 def _stream(sources: Mapping[int, str], stream: Stream, phase: PhaseMix) -> dict[str, Any]:

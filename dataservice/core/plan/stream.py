@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dataservice.core.lru import LRUCache
 from dataservice.core.order.mixing import PhaseMix, build_mixture
 from dataservice.core.plan.walk import Walk
-from dataservice.core.plan.windows import plan_window
+from dataservice.core.plan.windows import plan_window, window_rows
 from dataservice.core.settings import Kind, PlanSettings
 from dataservice.core.tables import REASONS, IndexView, WindowPlan
 from dataservice.errors import ResumeRefused
@@ -50,6 +50,10 @@ class Stream:
             (lane, window),
             lambda: plan_window(self._settings, self._index, self.mixture, lane, window),
         )
+
+    def samples(self, lane: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(source number, row in the index) of a window's samples, source by source."""
+        return window_rows(self._index, self.mixture, lane, window)
 
     def walk(self, phase: int, places: Places, next_lane: int) -> Walk:
         """Over what is left of a phase; ResumeRefused for places that are not in it."""

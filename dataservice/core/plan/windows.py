@@ -73,6 +73,14 @@ def plan_window(
     return _window_plan(lane, window, phase, samples, items, packing, counts)
 
 
+def window_rows(index: IndexView, mixture: Mixture, lane: int, window: int) -> tuple[Ints, Ints]:
+    """(source number, row in the index) of a window's samples, source by source."""
+    source, row = mixture.in_lane(mixture.phase_of(window), lane).samples(window)
+    if mixture.kind is not None:
+        row = index.rows_of_kind(source, mixture.kind, row)
+    return source, row
+
+
 def _count(counts: Ints, reason: str, sources: Ints) -> None:
     counts[REASONS.index(reason)] += np.bincount(sources, minlength=counts.shape[1])
 
@@ -101,9 +109,7 @@ def _samples(
     counts: Ints,
 ) -> _Samples:
     """The window's samples, source by source, those longer than a pack by the oversize policy."""
-    source, row = mixture.in_lane(phase, lane).samples(window)
-    if mixture.kind is not None:
-        row = index.rows_of_kind(source, mixture.kind, row)
+    source, row = window_rows(index, mixture, lane, window)
     columns = index.columns(source, row)
     measures = measure(columns, rules=phase.rules)
     samples = _Samples(
@@ -118,7 +124,7 @@ def _samples(
         patches_squared=measures.patches_squared,
         max_pixels=np.full(len(row), phase.rules.max_pixels, dtype=np.int64),
     )
-    _count(counts, "dropped_empty", source[measures.length == 0])
+    _count(counts, "rejected", source[measures.length == 0])
     long = measures.length > phase.pack_length
     _count(counts, "split", source[long & (measures.num_images == 0)])
     oversize = np.flatnonzero(long & (measures.num_images > 0))

@@ -1,0 +1,125 @@
+"""The archives that record files name images in, each opened once, and the finders over them.
+
+Invariants: archives of the image roots stay open, one that belongs to a record file only as long as
+its finder; what is bad as a whole is searched no further and says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from itertools import groupby
+
+from dataservice.errors import ArchiveError
+from dataservice.storage.archives.access import ManyReads
+from dataservice.storage.archives.archive import Archive
+from dataservice.storage.archives.finder import Group, ImageFinder
+from dataservice.storage.archives.folder import Folder
+from dataservice.storage.archives.lookup import Lookup
+from dataservice.storage.fingerprints import ArchiveIdentity, identity_of
+from dataservice.storage.listing import FoundFile
+from dataservice.storage.objects import Store
+from dataservice.storage.sources import SourceFiles
+
+Step = Archive | Folder | ArchiveError
+
+
+class Archives:
+    """Close it when done. With no `index_dir` nothing is written."""
+
+    def __init__(self, store: Store, index_dir: str | None, *, deadline_s: float) -> None:
+        self._store = store
+        self._index_dir = index_dir
+        self._deadline_s = deadline_s
+        self._reads = ManyReads(store, deadline_s=deadline_s)
+        self._roots: dict[str, Step] = {}
+        self._beside: dict[str, Step] = {}
+        self._groups: dict[tuple[str, ...], Group] = {}
+
+    def finder(
+        self,
+        files: SourceFiles,
+        beside: Sequence[FoundFile],
+        roots: Sequence[FoundFile],
+        *,
+        lookups: str | None = None,
+    ) -> ImageFinder:
+        """For a record file of `files` with archives of its own stem `beside` it.
+
+        `lookups` is a folder with files of `lookup.write_lookup`, named by `lookup_name`. Raises
+        StorageError.
+        """
+        # All roots, also where one of them is beside the file: record files share their lookup.
+        shared = [self.root(file) for file in roots]
+        self._beside = {file.url: self.beside(file) for file in beside}
+        own = list(self._beside.values())
+        reasons = [str(step) for step in (*own, *shared) if isinstance(step, ArchiveError)]
+        unreadable = list(dict.fromkeys(reasons))
+        steps: list[Group | Folder] = []
+        for kept, opened in ((False, own), (True, shared)):
+            usable = [step for step in opened if not isinstance(step, ArchiveError)]
+            for is_folder, group in groupby(usable, key=lambda step: isinstance(step, Folder)):
+                if is_folder:
+                    steps += [step for step in group if isinstance(step, Folder)]
+                else:
+                    archives = [step for step in group if isinstance(step, Archive)]
+                    steps.append(self._group(archives, lookups, kept=kept))
+        return ImageFinder(
+            steps,
+            self._reads,
+            strip_prefix=files.strip_prefix,
+            add_prefix=files.add_prefix,
+            unreadable=unreadable,
+        )
+
+    def root(self, file: FoundFile) -> Step:
+        """An image root; kept open. Raises StorageError."""
+        if file.url not in self._roots:
+            self._roots[file.url] = self.beside(file)
+        return self._roots[file.url]
+
+    def beside(self, file: FoundFile) -> Step:
+        """An archive that belongs to a record file; not kept open. Raises StorageError."""
+        if file.stat.is_folder:
+            return Folder(file.url)
+        if file.url in self._roots:
+            return self._roots[file.url]
+        try:
+            return Archive(file, self._store, self._index_dir, deadline_s=self._deadline_s)
+        except ArchiveError as error:
+            return ArchiveError(f"{file.url}: {error.reason}")
+
+    def identity(self, file: FoundFile) -> ArchiveIdentity | None:
+        """Of an image root, or of an archive beside the last finder's record file."""
+        return identity_of(file, self._beside.get(file.url) or self.root(file))
+
+    def groups(self, roots: Sequence[FoundFile]) -> list[list[Archive]]:
+        """The archives that `finder` searches together, those beside a record file left out."""
+        steps = [self.root(file) for file in roots]
+        usable = [step for step in steps if not isinstance(step, ArchiveError)]
+        return [
+            [step for step in group if isinstance(step, Archive)]
+            for is_folder, group in groupby(usable, key=lambda step: isinstance(step, Folder))
+            if not is_folder
+        ]
+
+    def close(self) -> None:
+        self._reads.close()
+
+    def _group(self, archives: list[Archive], lookups: str | None, *, kept: bool) -> Group:
+        key = tuple(archive.file.url for archive in archives)
+        if key in self._groups:
+            return self._groups[key]
+        path = os.path.join(lookups, lookup_name(archives)) if lookups else ""
+        lookup = Lookup.open(path) if os.path.exists(path) else Lookup.of(archives)
+        group = Group(archives, lookup)
+        if kept:
+            self._groups[key] = group
+        return group
+
+
+def lookup_name(archives: Sequence[Archive]) -> str:
+    """File name of the lookup of archives that follow one another."""
+    keys = "\0".join(archive.key for archive in archives)
+    return "lookup-" + hashlib.sha256(keys.encode()).hexdigest()[:24]

@@ -1,0 +1,160 @@
+"""Records -> rows of the index: read, counted, their images found.
+
+The full and the lazy index agree because both get their rows here.
+
+Invariants: one row a record, in the order given; a record that cannot be used is a row without
+tokens and images, and a `Rejected` that says why; the rows follow from the records, the source's
+format, the counter and the archives, but for `again`, which says that a later look may differ.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.errors import DataError, RecordError
+from dataservice.storage.archives import ImageFinder
+from dataservice.storage.counting import RecordCounter
+from dataservice.storage.embedded import EmbeddedImages
+from dataservice.storage.index_images import FolderFile, RecordImages
+from dataservice.storage.jsonl import Line
+from dataservice.storage.records import LAYOUTS, Record, RecordReader
+from dataservice.storage.sources import SourceFiles
+from dataservice.storage.zips.methods import crc32
+
+__all__ = [
+    "IMAGE_COLUMNS",
+    "SAMPLE_COLUMNS",
+    "FolderFile",
+    "Rejected",
+    "RowReader",
+    "Rows",
+]
+
+Ints = NDArray[np.int64]
+SAMPLE_COLUMNS = (
+    "offset",
+    "length",
+    "crc32",
+    "text_tokens",
+    "loss_tokens",
+    "num_images",
+    "layout",
+)
+IMAGE_COLUMNS = ("archive", "member", "width", "height", "text_before", "markup", "probed")
+
+_MAX_LENGTH = 0xFFFFFFFF
+_LAYOUT_CODES = {name: code for code, name in enumerate(LAYOUTS)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """A record that cannot be used."""
+
+    row: int
+    """Its number among the rows of the call."""
+    line: int
+    """From 1."""
+    offset: int
+    """In bytes."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """N records with I images, those of a record one after the other."""
+
+    samples: Mapping[str, Ints]
+    """int64 [N] by name, SAMPLE_COLUMNS."""
+    images: Mapping[str, Ints]
+    """int64 [I] by name, IMAGE_COLUMNS. `archive` is a number in `ImageFinder.archives`; `member`
+    is a row of that archive's member table, in a folder a number in `files`, and of an image that
+    stands in its record its number there."""
+    files: tuple[FolderFile, ...]
+    """The files of folders that the images are, each once."""
+    inside: tuple[str, ...]
+    """Places in the record file itself, whose numbers follow those of `ImageFinder.archives`: ""
+    for images that stand in their records, else the name of a Parquet column."""
+    rejected: tuple[Rejected, ...]
+    again: bool
+    """An image could not be read for now, or was missing where a folder may get it later."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.samples["offset"])
+
+
+class RowReader:
+    """Reads records of one record file."""
+
+    def __init__(
+        self,
+        files: SourceFiles,
+        counter: RecordCounter,
+        finder: ImageFinder,
+        embedded: EmbeddedImages | None = None,
+    ) -> None:
+        """`embedded`: the images of the record file itself, where it is a Parquet file."""
+        self._embedded = embedded
+        self._read = RecordReader(files.format).read
+        self._count = counter.count
+        self._finder = finder
+
+    def read(self, lines: Sequence[Line]) -> Rows:
+        """The rows of some records; their images are looked up and their headers read together."""
+        records = self._records(lines)
+        found = RecordImages(self._finder, self._embedded, lines, records)
+        samples, images = array("q"), array("q")
+        rejected: list[Rejected] = []
+        add, count, images_of = samples.extend, self._count, found.images_of
+        for row, (line, record) in enumerate(zip(lines, records, strict=True)):
+            number, offset, length, data, _ = line
+            crc = 0 if data is None else crc32(data)
+            try:
+                if isinstance(record, DataError):
+                    raise record
+                places = images_of(row, record) if record.images else ()
+                counted = count(record)
+                tokens = counted.text_tokens
+                if tokens < 1 and not places:
+                    raise RecordError("the record has no text and no image")
+            except DataError as error:
+                add((offset, min(length, _MAX_LENGTH), crc, 0, 0, 0, 0))
+                rejected.append(Rejected(row=row, line=number, offset=offset, reason=str(error)))
+                continue
+            layout = _LAYOUT_CODES[record.layout]
+            add((offset, length, crc, tokens, counted.loss_tokens, len(places), layout))
+            if places:
+                markup = counted.image_markup
+                for place, before in zip(places, counted.image_positions, strict=True):
+                    archive, member, width, height, probed = place
+                    images.extend((archive, member, width, height, before, markup, probed))
+        return Rows(
+            samples=_columns(SAMPLE_COLUMNS, samples),
+            images=_columns(IMAGE_COLUMNS, images),
+            files=tuple(found.files),
+            inside=tuple(found.inside),
+            rejected=tuple(rejected),
+            again=found.again,
+        )
+
+    def _records(self, lines: Sequence[Line]) -> list[Record | DataError]:
+        records: list[Record | DataError] = []
+        add, read = records.append, self._read
+        for line in lines:
+            data = line.data
+            try:
+                add(RecordError(line.problem) if data is None else read(data))
+            except DataError as error:
+                add(error)
+        return records
+
+
+def _columns(names: Sequence[str], values: array[int]) -> dict[str, Ints]:
+    table = np.frombuffer(values, dtype=np.int64) if len(values) else np.zeros(0, np.int64)
+    columns = np.ascontiguousarray(table.reshape(-1, len(names)).T)
+    return dict(zip(names, columns, strict=True))

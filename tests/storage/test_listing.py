@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dataservice.errors import ConfigError
+from dataservice.storage.listing import list_source, record_stem
+from dataservice.storage.objects import Store
+from dataservice.storage.sources import SourceFiles
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in (
+        "a.jsonl", "a.zip", "a.tar", "b.jsonl.gz", "b.tar", "c.json", "d.jsonl.zip", "d.zip",
+        "roots/x.zip", "roots/y.tar", "roots/README.md", "roots/z.tar.gz", "deep/e.parquet",
+    ):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    (tmp_path / "c.zip").mkdir()
+    return tmp_path
+
+
+def listed(folder: Path, *records: str, images: tuple[str, ...] = ()) -> tuple[list[str], ...]:
+    """Names of record files, of what stands beside each, and of roots."""
+    source = SourceFiles(
+        name="s",
+        records=tuple(f"{folder}/{pattern}" for pattern in records),
+        images=tuple(f"{folder}/{pattern}" for pattern in images),
+    )
+    store = Store()
+    try:
+        found = list_source(source, store, deadline_s=10)
+    finally:
+        store.close()
+    assert found.root == str(folder)
+    beside = [" ".join(Path(f.url).name for f in files) for files in found.beside]
+    names = ([f.url for f in found.records], beside, [f.url for f in found.roots])
+    return tuple([name.removeprefix(f"{folder}/") for name in some] for some in names)
+
+
+def test_archives_of_the_same_stem_stand_beside(folder: Path) -> None:
+    records, beside, _ = listed(folder, "*.json*", "deep/*")
+    assert records == ["a.jsonl", "b.jsonl.gz", "c.json", "d.jsonl.zip", "deep/e.parquet"]
+    assert beside == ["a.zip a.tar", "b.tar", "", "d.zip", ""]
+    assert record_stem("/x/a.b.jsonl.zst") == "/x/a.b" and record_stem("a.json") == "a"
+
+
+def test_roots_are_archives_and_folders_in_their_order(folder: Path) -> None:
+    found = listed(folder, "*.jsonl", images=("roots", "roots/*", "a.zip", "roots/x.zip"))[2]
+    assert found == ["roots", "roots/x.zip", "roots/y.tar", "a.zip"]
+    for images, reason in (
+        ("*.jpg", r"images .*\*\.jpg' is no folder and matches no zip or tar archive$"),
+        ("roots/README.md", "is no folder and matches no zip or tar archive$"),
+        ("roots/*.gz", r"a compressed tar cannot be read by place, unpack it to \.tar"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            listed(folder, "*.jsonl", images=(images,))
+    with pytest.raises(ConfigError, match="no file matches records pattern"):
+        listed(folder, "*.txt")
+
+
+def test_many_files_are_looked_at_side_by_side(folder: Path) -> None:
+    for number in range(40):
+        (folder / f"m{number:02d}.jsonl").write_bytes(b"x")
+    records, beside, _ = listed(folder, "m*.jsonl", "a.jsonl")
+    assert len(records) == 41 and beside == ["a.zip a.tar", *[""] * 40]
