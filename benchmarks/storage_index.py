@@ -2,8 +2,9 @@
 
     python -m benchmarks.storage_index [--quick]
 
-Times are of one core: CPU seconds of the measuring process, the best of some runs, so that what
-else the machine does counts little. Files are in the page cache.
+Times are of one core: CPU seconds of the measuring process, so that what else the machine does
+counts little; of whole builds the median of five, else the best of some runs. Files are in the page
+cache.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -122,17 +124,17 @@ def source_of(path: Path, *images: Path) -> SourceFiles:
 # ---- building
 
 
-def built(source: SourceFiles, index_dir: Path, runs: int = 3) -> float:
-    """CPU seconds of the fastest of some builds from nothing; the last one stays."""
-    best = float("inf")
+def built(source: SourceFiles, index_dir: Path, runs: int = 5) -> float:
+    """CPU seconds of a build from nothing, the median of some; the last one stays."""
+    seconds = []
     for _ in range(runs):
         for path in index_dir.glob("*"):
             path.unlink()
         began = time.process_time()
         report = build_index([source], str(index_dir), counter=COUNTER, executor=InThisProcess())
-        best = min(best, time.process_time() - began)
+        seconds.append(time.process_time() - began)
         assert report.num_rejected == 0, report.examples
-    return best
+    return statistics.median(seconds)
 
 
 def speed(

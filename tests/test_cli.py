@@ -93,6 +93,20 @@ def test_plan_builds_the_index_once(run_yaml: Path, capsys: pytest.CaptureFixtur
     assert "index" not in capsys.readouterr().err
 
 
+def test_sources_without_a_usable_record_are_named(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_yaml.parent / "bad.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
+    bad = "  - {name: bad, records: bad.jsonl}\n"
+    text = run_yaml.read_text()
+    run_yaml.write_text(text.replace("sources:\n", f"sources:\n{bad}", 1))
+    assert run("plan", run_yaml, "--steps", "0:1", *GRID) == 0
+    assert "source bad: none of its 2 records can be used" in capsys.readouterr().err
+    run_yaml.write_text(f"{text.split('  - ')[0]}{bad}")
+    assert run("plan", run_yaml, "--steps", "0:1", *GRID) == 2
+    assert "sources: none of the 2 records can be used; the first: unk" in capsys.readouterr().err
+
+
 # ---- plan ----------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,23 @@ def test_errors_name_line_key_and_remedy(
         assert word in message
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("fields: {imagee: x}", "sources[0]: fields: no layout has a field 'imagee'"),
+        ("placeholder: '<{n}{n}>'", "sources[0]: placeholder: '<{n}{n}>' holds {n} more than once"),
+        ("take: 'first:2.5'", "sources[0].take: should be all, first:N, end:N or random:N"),
+        ("take: last:3", "sources[0].take: should be all, first:N, end:N or random:N"),
+    ],
+)
+def test_what_a_source_cannot_be_read_by_is_known_before_it_is_read(
+    tmp_path: Path, key: str, words: str
+) -> None:
+    text = MINIMAL.replace("sources:\n", f"sources:\n  - {{name: x, records: x, {key}}}\n", 1)
+    message = refused(tmp_path, text)
+    assert words in message and "run.yaml:" in message
+
+
 def test_all_errors_come_at_once(tmp_path: Path) -> None:
     message = refused(
         tmp_path, "job: j\nindex_dir: i\nsources: [{name: a, records: x, layout: y}]\n"

@@ -6,6 +6,7 @@ it never outlives the coordinator; nothing but replies is written to standard ou
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 import time
@@ -267,7 +268,11 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 def main() -> None:
     replies = sys.stdout.buffer
     sys.stdout = sys.stderr
-    serve(sys.stdin.buffer, replies)
+    try:
+        serve(sys.stdin.buffer, replies)
+    except BrokenPipeError:
+        # the coordinator was killed; the end of the process must not try to write again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), replies.fileno())
 
 
 if __name__ == "__main__":

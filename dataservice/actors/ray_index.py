@@ -1,8 +1,8 @@
 """Builds the index by Ray tasks, on the nodes that hold or reach the data.
 
 Invariants: the same tasks and results as in processes of one machine; the index folder is shared by
-all nodes; at most a few tasks more than the cluster runs at a time are handed to Ray; when one
-fails the others are cancelled, what is done is on disk.
+all nodes; at most a few tasks more than the cluster runs at a time are handed to Ray; when the
+build is given up they are cancelled, what is done is on disk.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from typing import Any
 
 from dataservice.actors.ray_local import joined_ray
 from dataservice.errors import StorageError
-from dataservice.storage.index_executor import IndexExecutor, ProgressFile, last_result
+from dataservice.storage.index_executor import (
+    IndexExecutor,
+    ProgressFile,
+    States,
+    failed,
+    last_result,
+)
 from dataservice.storage.index_tasks import (
     BuildContext,
     Done,
+    Failed,
     Result,
-    Running,
     Task,
     TaskRunner,
 )
@@ -44,7 +50,7 @@ class OnRay:
             _run_task
         )
 
-    def run(self, context: BuildContext, tasks: Sequence[Task]) -> Iterator[Running | Done]:
+    def run(self, context: BuildContext, tasks: Sequence[Task]) -> States:
         ray = self._ray
         waiting = enumerate(tasks)
         running: dict[Any, int] = {}
@@ -60,24 +66,26 @@ class OnRay:
                     done, _ = ray.wait(list(running), timeout=_TICK_S)
                     for reference in done:
                         number = running.pop(reference)
-                        yield Done(number=number, result=self._result(reference, tasks[number]))
+                        yield self._outcome(reference, number, tasks[number])
                     yield from progress.read(running.values())
         finally:
             for reference in running:
                 ray.cancel(reference)
 
-    def _result(self, reference: Any, task: Task) -> Result:
+    def _outcome(self, reference: Any, number: int, task: Task) -> Done | Failed:
         exceptions = self._ray.exceptions
         try:
-            result: Result = self._ray.get(reference)
+            return Done(number=number, result=self._ray.get(reference))
         except exceptions.RayTaskError as error:
+            if isinstance(error.cause, StorageError | FileNotFoundError):
+                return failed(number, task, error.cause)
             raise error.cause from None
         except exceptions.RayError as error:
-            raise StorageError(
-                f"the Ray task that read {task.file.url} was lost ({type(error).__name__}); "
-                "run again: it goes on where it was"
-            ) from error
-        return result
+            lost = StorageError(
+                f"the Ray task that read {task.file.url} was lost ({type(error).__name__})"
+            )
+            lost.__cause__ = error
+            return Failed(number=number, error=lost)
 
 
 _RUNNERS: dict[str, tuple[TaskRunner, ProgressFile]] = {}

@@ -77,7 +77,25 @@ def open_index(config: Config) -> Index:
             + (f" (see {report.rejected_path})" if report.num_rejected else ""),
             err=True,
         )
+    _check_usable(report)
     return Index.open(config.index_dir)
+
+
+def _check_usable(report: IndexReport) -> None:
+    """Says which sources have no record that can be used; ConfigError where none has."""
+    bad = [of for of in report.sources if of.num_samples == of.num_rejected > 0]
+    where = f"{report.rejected_path} says why, `dataservice index` how often"
+    if report.num_samples == report.num_rejected > 0:
+        raise ConfigError(
+            f"sources: none of the {report.num_samples:,} records can be used; the first: "
+            f"{report.examples[0].reason}; {where}"
+        )
+    for of in bad:
+        typer.echo(
+            f"warning: source {of.name}: none of its {of.num_samples:,} records can be used; "
+            f"{where}",
+            err=True,
+        )
 
 
 def index_with_progress(config: Config, *, processes: int | None, address: str | None) -> None:

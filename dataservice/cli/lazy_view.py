@@ -5,6 +5,8 @@ Invariants: as in index_view.
 
 from __future__ import annotations
 
+import atexit
+
 import typer
 
 from dataservice.cli.index_view import progress_bar, show_kinds
@@ -44,9 +46,11 @@ def bring_up_to_date(config: Config) -> None:
 
 
 def open_lazy(config: Config) -> LazyIndex:
-    """Counts what is asked for in this process."""
+    """Counts what is asked for in this process, and is closed when that ends."""
     bring_up_to_date(config)
-    return open_lazy_index(config)
+    index = open_lazy_index(config)
+    atexit.register(index.close)
+    return index
 
 
 def show_scan(config: Config) -> None:

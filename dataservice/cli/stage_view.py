@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,10 @@ from dataservice.storage.staging import Copiers, Figures, Need, StagingArea
 
 ATTEMPTS = 3
 _LOOK_S = 0.2
+LINE_S = 10.0
+"""Between two lines of progress where stderr is no terminal."""
+_SKIPPED_STEPS = 100
+"""At once, on the way to the first step."""
 _MB = 1e6
 
 
@@ -56,6 +59,8 @@ class Staged:
 def lanes_of(plan: Plan, nodes: Sequence[str], node: str | None) -> NDArray[np.bool_]:
     """[lanes] Which of them a node stages, when the service runs on `nodes`; all without nodes."""
     name = node or socket.gethostname()
+    if "" in nodes:
+        raise ConfigError(f"--nodes {','.join(nodes)}: a name is empty; name every data node")
     if not nodes:
         return np.ones(plan.num_lanes, dtype=np.bool_)
     if name not in nodes:
@@ -69,13 +74,25 @@ def lanes_of(plan: Plan, nodes: Sequence[str], node: str | None) -> NDArray[np.b
 
 
 def needs_of_steps(
-    plan: Plan, index: Index, grid: Grid, steps: tuple[int, int], lanes: NDArray[np.bool_]
+    plan: Plan,
+    index: Index,
+    grid: Grid,
+    steps: tuple[int, int],
+    lanes: NDArray[np.bool_],
+    show: Callable[[str], None],
 ) -> list[Need]:
     """The shards that the steps' packs of these lanes read, in the order of need."""
     first, stop = steps
     found: dict[ShardRef, int] = {}
-    cursor = plan.skip(plan.start(), grid, first)
+    cursor = plan.start()
+    while cursor.step < first:
+        show(f"looking for step {first:,}, at {cursor.step:,}")
+        skipped = plan.skip(cursor, grid, min(_SKIPPED_STEPS, first - cursor.step))
+        if skipped.step == cursor.step:
+            break
+        cursor = skipped
     for step in range(first, stop):
+        show(f"planning step {step:,} of {first:,}:{stop:,}, {len(found):,} shards so far")
         planned = plan.step(cursor, grid)
         if planned is None:
             if step == first:
@@ -120,14 +137,16 @@ def stage(
     # which rank a pack goes to does not matter here, and costs time to find
     balance = dataclasses.replace(config.plan.balance, enabled=False)
     plan = Plan(dataclasses.replace(config.plan, balance=balance), index)
-    needs = needs_of_steps(plan, index, grid, steps, lanes_of(plan, nodes, node))
-    begun = time.monotonic()
-    with _area(config.staging) as area, _progress() as show, Copiers(area):
-        area.update(needs)
-        while not area.settled(ATTEMPTS):
-            show(area.figures())
-            area.wait(_LOOK_S)
-        figures = area.figures()
+    lanes = lanes_of(plan, nodes, node)
+    with _Progress() as progress:
+        needs = needs_of_steps(plan, index, grid, steps, lanes, progress.planning)
+        begun = time.monotonic()
+        with _area(config.staging) as area, Copiers(area):
+            area.update(needs)
+            while not area.settled(ATTEMPTS):
+                progress.copying(area.figures())
+                area.wait(_LOOK_S)
+            figures = area.figures()
     return Staged(
         steps=steps,
         needed_shards=len(needs),
@@ -152,30 +171,53 @@ def _area(staging: StagingSettings) -> StagingArea:
     )
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[Figures], None]]:
-    columns = (
-        TextColumn("stage"),
-        BarColumn(),
-        DownloadColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[shards]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("stage", rate="", shards="", total=None)
+class _Progress:
+    """On stderr: a bar where that is a terminal, else a line now and then."""
 
-        def show(figures: Figures) -> None:
-            bar.update(
-                task,
-                total=figures.copied_bytes + figures.missing_bytes or None,
-                completed=figures.copied_bytes,
-                rate=f"{figures.bytes_per_s / _MB:,.0f} MB/s",
-                shards=f"{figures.missing_shards:,} shards to go"
-                + (f", {figures.stalls:,} storage stalls" if figures.stalls else ""),
-            )
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("stage"),
+            BarColumn(),
+            DownloadColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("stage", said="", total=None)
+        self._lines = not console.is_terminal
+        self._next_line = time.monotonic() + LINE_S
 
-        yield show
+    def __enter__(self) -> _Progress:
+        if not self._lines:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def planning(self, said: str) -> None:
+        self._say(said, "")
+
+    def copying(self, figures: Figures) -> None:
+        self._bar.update(
+            self._task,
+            total=figures.copied_bytes + figures.missing_bytes or None,
+            completed=figures.copied_bytes,
+        )
+        self._say(
+            f"{figures.bytes_per_s / _MB:,.0f} MB/s, {figures.missing_shards:,} shards to go"
+            + (f", {figures.stalls:,} storage stalls" if figures.stalls else ""),
+            f"copied {figures.copied_bytes / _MB:,.0f} MB, {figures.missing_bytes / _MB:,.0f} MB "
+            "to go, ",
+        )
+
+    def _say(self, said: str, instead_of_bar: str) -> None:
+        self._bar.update(self._task, said=said)
+        now = time.monotonic()
+        if self._lines and now >= self._next_line:
+            self._next_line = now + LINE_S
+            typer.echo(f"stage: {instead_of_bar}{said}", err=True)
 
 
 def staged_text(staged: Staged, staging: StagingSettings) -> str:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from dataservice.config.mixtures import expand_mixture
-from dataservice.config.values import exact, expand_path, parse_size
+from dataservice.config.values import checked_take, exact, expand_path, parse_size
 from dataservice.core.limits import LARGEST
 from dataservice.core.settings import (
     BalanceSettings,
@@ -31,7 +31,8 @@ from dataservice.core.settings import (
     PlanSettings,
 )
 from dataservice.core.vision import VisionRules
-from dataservice.storage.sources import Mismatch
+from dataservice.storage.records import RecordReader
+from dataservice.storage.sources import Mismatch, RecordFormat
 
 _PLAN = PlanSettings(sources=())
 _VISION = VisionRules()
@@ -100,15 +101,33 @@ class SourceSection(Section):
     data_uris: bool = False
     strip_prefix: str = ""
     add_prefix: str = ""
-    take: Annotated[str, Field(pattern=r"^(all|(first|end|random):[0-9]+(\.[0-9]+)?%?)$")] = "all"
+    take: Annotated[str, AfterValidator(checked_take)] = "all"
     mean_tokens: Count | None = None
     weight: Exact | None = None
     repeat: Exact | None = None
+
+    @property
+    def format(self) -> RecordFormat:
+        return RecordFormat(
+            layout=self.layout,
+            placeholders=tuple(self.placeholder),
+            mismatch=self.mismatch,
+            fields=tuple(self.fields.items()),
+            roles=tuple(self.roles.items()),
+            data_uris=self.data_uris,
+        )
+
+    @model_validator(mode="after")
+    def _format_can_be_read(self) -> Self:
+        if self.model_fields_set & {"placeholder", "fields", "roles"}:
+            RecordReader(self.format)  # a ConfigError is a ValueError
+        return self
 
 
 class MixtureSection(Section):
     file: PathStr
     images: PathList = []
+    strip_prefix: str = ""
     use: Annotated[list[str], BeforeValidator(_as_list)] = []
 
 
@@ -281,6 +300,7 @@ class ConfigFile(Section):
             parts = expand_mixture(
                 self.mixture.file,
                 images=self.mixture.images,
+                strip_prefix=self.mixture.strip_prefix,
                 use=self.mixture.use,
                 base_dir=context["base_dir"],
                 endless=self.plan.epochs is None,

@@ -28,7 +28,7 @@ from dataservice.core.settings import (
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 from dataservice.pipeline.text import TextSettings
-from dataservice.storage.sources import RecordFormat, SourceFiles
+from dataservice.storage.sources import SourceFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,14 +149,7 @@ def _build(file: ConfigFile) -> Config:
                 name=source.name,
                 records=tuple(source.records),
                 images=tuple(source.images),
-                format=RecordFormat(
-                    layout=source.layout,
-                    placeholders=tuple(source.placeholder),
-                    mismatch=source.mismatch,
-                    fields=tuple(source.fields.items()),
-                    roles=tuple(source.roles.items()),
-                    data_uris=source.data_uris,
-                ),
+                format=source.format,
                 strip_prefix=source.strip_prefix,
                 add_prefix=source.add_prefix,
                 take=source.take,

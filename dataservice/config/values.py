@@ -19,6 +19,7 @@ _UNITS = {"": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
     for infix, base in (("", 1000), ("i", 1024))
 }
+_TAKE = re.compile(r"all|(first|end|random):([0-9]+|[0-9]+(\.[0-9]+)?%)")
 _SECRET_KEY = re.compile(r"(^|_)(secret|password|passwd|credentials?|token|token_file|key)$", re.I)
 
 
@@ -68,3 +69,10 @@ def exact(value: object) -> str:
     if exact_fraction(str(value)) <= 0:
         raise ValueError("should be above 0; to leave a source out, take it off the list")
     return str(value)
+
+
+def checked_take(value: str) -> str:
+    """Which records of a source are used, as `SourceFiles.take`."""
+    if not _TAKE.fullmatch(value):
+        raise ValueError('should be all, first:N, end:N or random:N, N a number or as "10%"')
+    return value

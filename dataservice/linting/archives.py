@@ -18,6 +18,8 @@ from dataservice.storage.membertable import AS_IT_IS, MemberTable
 ReadAt = Callable[[int, int], bytes]
 """(offset, size) -> exactly those bytes."""
 
+_AHEAD_BYTES = 64 * 1024
+
 
 def lint_archive(
     file: str, kind: Literal["zip", "tar"], read: ReadAt, size_bytes: int, *, digest: bool
@@ -30,6 +32,7 @@ def lint_archive(
         yield Finding(file=file, kind=kind, reason=why, size=size_bytes)
         return
     yield Finding(file=file, kind=kind, reason=None, size=size_bytes)
+    read = _Ahead(read, size_bytes)
     for row in range(len(table)):
         reason = table.reason(row)
         sha256: str | None = None
@@ -49,6 +52,25 @@ def lint_archive(
             size=int(table.size_bytes[row]),
             sha256=sha256,
         )
+
+
+class _Ahead:
+    """Small members mostly stand behind each other: reads some of them at once."""
+
+    def __init__(self, read: ReadAt, size_bytes: int) -> None:
+        self._read = read
+        self._size_bytes = size_bytes
+        self._at = 0
+        self._data = b""
+
+    def __call__(self, offset: int, size: int) -> bytes:
+        start = offset - self._at
+        if start < 0 or start + size > len(self._data):
+            if size >= _AHEAD_BYTES:
+                return self._read(offset, size)
+            self._data = self._read(offset, max(min(_AHEAD_BYTES, self._size_bytes - offset), size))
+            self._at, start = offset, 0
+        return self._data[start : start + size]
 
 
 def _read_table(kind: Literal["zip", "tar"], read: ReadAt, size_bytes: int) -> MemberTable:

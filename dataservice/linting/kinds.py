@@ -1,7 +1,8 @@
-"""Which of the kinds that are linted a file is: by its content, and by its name where that is none.
+"""Which of the kinds that are linted a file is: by its name, and by its content where that is none.
 
-Invariants: at most 1 KiB of the beginning and 64 KiB of the end are read; a picture or an archive
-is one whatever its name says, and what is named as a picture and is none is a bad picture.
+Invariants: a run takes record files and archives by their names, so a file that is named as one of
+them, or as a picture, and is none is a bad one; of which format a picture is its name never says.
+At most 1 KiB of the beginning and 64 KiB of the end are read.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _LONGEST_END = 22 + 0xFFFF
 
 def kind_of(name: str, read: ReadAt, size_bytes: int) -> FileKind:
     """Of a file with that name and content. Raises as `read`."""
+    named = kind_by_name(name)
+    if named is not None:
+        return named
     head = read(0, min(HEAD_BYTES, size_bytes))
     if picture_format(head) not in (None, "PPM"):
         return "image"
     container = container_format(head)
     if container == "zip":
-        return "records" if _RECORDS.search(name) else "zip"
+        return "zip"
     if container == "tar":
         return "tar"
-    named = kind_by_name(name)
-    if named is not None:
-        return named
     if container == "parquet" or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return "records"
     tail_bytes = min(_LONGEST_END, size_bytes)

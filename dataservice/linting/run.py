@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from dataservice.errors import ArchiveError, DataError, StorageError
 from dataservice.linting.findings import Finding, Kind
-from dataservice.linting.kinds import FileKind
+from dataservice.linting.kinds import FileKind, kind_by_name
 from dataservice.linting.targets import Target, find, targets
 from dataservice.storage.backends import ObjectStat, local_path
 from dataservice.storage.listing import FoundFile
@@ -31,7 +31,7 @@ from dataservice.storage.membertable import (
     describe_problem,
 )
 from dataservice.storage.objects import ShardReader, Store
-from dataservice.storage.probe import MAX_PIXELS, probe
+from dataservice.storage.probe import probe
 from dataservice.storage.sources import SourceFiles
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 10.0
 """Of one read, and of the decode of one picture."""
+DEFAULT_MAX_PIXELS = 100_000_000
+"""As of a run whose config says nothing of `workers.max_image_pixels`."""
 
 _KINDS: dict[FileKind, Kind] = {"image": "image", "zip": "zip", "tar": "tar", "records": "jsonl"}
 
@@ -51,7 +53,7 @@ _KINDS: dict[FileKind, Kind] = {"image": "image", "zip": "zip", "tar": "tar", "r
 class Options:
     digest: bool = False
     """Whether findings have the mean colour of pictures and the SHA-256 of members."""
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int = DEFAULT_MAX_PIXELS
     read_deadline_s: float = DEADLINE_S
     decode_deadline_s: float = DEADLINE_S
 
@@ -81,7 +83,7 @@ def lint_config(config: Config, *, digest: bool) -> Iterator[Finding]:
     with closing(_Linter(options)) as linter:
         counter = TextRenderer.build(config.text)
         for source in config.sources:
-            yield from linter.source(source, counter)
+            yield from linter.source(source, counter, config.index_dir)
 
 
 class _Linter:
@@ -117,11 +119,13 @@ class _Linter:
                 else:
                     yield from self._archive(target)
 
-    def source(self, source: SourceFiles, counter: RecordCounter) -> Iterator[Finding]:
+    def source(
+        self, source: SourceFiles, counter: RecordCounter, index_dir: str
+    ) -> Iterator[Finding]:
         from dataservice.storage.listing import list_source
 
         deadline_s = self._options.read_deadline_s
-        listing = list_source(source, self._store, deadline_s=deadline_s)
+        listing = list_source(source, self._store, deadline_s=deadline_s, leave_out=index_dir)
         for root in listing.roots:
             opened = self._opened.root(root)
             if isinstance(opened, ArchiveError):
@@ -201,6 +205,7 @@ class _Linter:
             for path in self._store.glob(
                 posixpath.join(glob.escape(folder), pattern), deadline_s=deadline_s
             )
+            if kind_by_name(path) != "records"
         ]
         archives = [
             FoundFile(url=path, stat=self._store.stat(path, deadline_s=deadline_s))

@@ -59,7 +59,8 @@ class Reader(Protocol):
 
     def read(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
 
-    def has_copy(self, shard: ShardRef) -> bool: ...
+    @property
+    def used_copies(self) -> bool: ...
 
     def read_origin(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
 
@@ -309,7 +310,7 @@ class _Build:
         try:
             return get(self._reader.read)
         except (ArchiveError, RecordError):
-            if not self._reader.has_copy(shard):
+            if not self._reader.used_copies:
                 raise
             data = get(self._reader.read_origin)
         self._reader.drop_copy(shard)

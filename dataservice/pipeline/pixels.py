@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import importlib
 import io
-import re
-import struct
 import warnings
-import zlib
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.JpegImagePlugin import JpegImageFile
 
 from dataservice.errors import ImageError
+from dataservice.pipeline.jpegs import CheckedJpeg
+from dataservice.pipeline.pngs import bare_png, check_rows
 from dataservice.storage.probe import ImageHeader, probe
+from dataservice.storage.probe.reasons import in_words
 
 Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -55,8 +54,10 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _WHITE = (255, 255, 255)
-_EXTRAS = frozenset((b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf"))
-"""Chunks of a PNG that say nothing of its pixels."""
+_ANIMATED = 0x02
+_ANIMATION_COST = 4
+"""Times the memory of a still picture that the first picture of an animated WebP takes."""
+_WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262
 _MAX_SCANS = 300
 """Of a JPEG of the most pixels that are allowed; a smaller one may have more. An empty scan costs
 0.05 ns a pixel, so that no file takes longer than about 3 s for its scans alone."""
@@ -95,10 +96,12 @@ def picture_header(data: bytes, max_pixels: int, *, look_behind: bool = True) ->
     if header.format not in FORMATS:
         raise ImageError(f"unsupported format: {header.format}")
     num_pixels = header.width * header.height
-    if num_pixels > max_pixels:
+    what, most = header.format, max_pixels
+    if header.format == "WEBP" and data[12:16] == b"VP8X" and data[20] & _ANIMATED:
+        what, most = "animated WEBP", max_pixels // _ANIMATION_COST
+    if num_pixels > most:
         raise ImageError(
-            f"too many pixels: {header.format} of {header.width}x{header.height}, "
-            f"the limit is {max_pixels}"
+            f"too many pixels: {what} of {header.width}x{header.height}, the limit is {most}"
         )
     if header.format == "JPEG":
         _check_scans(data, header, max_pixels)
@@ -123,7 +126,11 @@ def load_rgb(data: bytes, header: ImageHeader) -> Image.Image:
         raise ImageError(f"truncated {name}: its header says more bytes than the file has")
     try:
         with _open(data, name) as image:
+            if image.size != (header.height, header.width):
+                _check_size(image.size, header)
             image.load()
+            if name == "PNG":
+                check_rows(data, image)
             rgb = _rgb(image, _sample_bits(data, name))
     except (MemoryError, ImageError):
         raise
@@ -131,41 +138,23 @@ def load_rgb(data: bytes, header: ImageHeader) -> Image.Image:
         raise ImageError(_sentence(name, error)) from error
     turn = _TURNS.get(header.orientation)
     upright = rgb if turn is None else rgb.transpose(turn)
-    if upright.size != (header.width, header.height):
-        raise ImageError(
-            f"corrupt {name}: {upright.width}x{upright.height} pixels, "
-            f"its header says {header.width}x{header.height}"
-        )
+    _check_size(upright.size, header)
     return upright
 
 
+def _check_size(size: tuple[int, int], header: ImageHeader) -> None:
+    if size != (header.width, header.height):
+        raise ImageError(
+            f"corrupt {header.format}: {size[0]}x{size[1]} pixels, "
+            f"its header says {header.width}x{header.height}"
+        )
+
+
 def _open(data: bytes, name: str) -> Image.Image:
+    # A JPEG not through Image.open, which looks for further pictures behind the first.
     if name == "JPEG":
-        # Not through Image.open, which looks for further pictures behind the first.
-        return JpegImageFile(io.BytesIO(data))
-    if name == "PNG":
-        data = _bare_png(data)
-    return Image.open(io.BytesIO(data), formats=(name,))
-
-
-def _bare_png(data: bytes) -> bytes:
-    """Without the chunks that a reader would inflate and parse for nothing; the rest is checked."""
-    kept: list[bytes] = []
-    start = at = 8
-    view = memoryview(data)
-    while at + 8 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, at)
-        end = at + length + 12
-        if kind in _EXTRAS:
-            kept.append(data[start:at])
-            start = end
-        elif end <= len(data):
-            if zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-                raise ImageError(f"corrupt PNG: a wrong CRC of chunk {kind.decode('latin-1')!r}")
-            if kind == b"IEND":
-                break
-        at = end
-    return data if not kept else data[:8] + b"".join(kept) + data[start:]
+        return CheckedJpeg(data)
+    return Image.open(io.BytesIO(bare_png(data) if name == "PNG" else data), formats=(name,))
 
 
 def _sample_bits(data: bytes, name: str) -> int:
@@ -198,6 +187,9 @@ def _over_white(image: Image.Image) -> Image.Image:
 def _from_16_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     gray = to_8_bits(values)
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        gray = 255 - gray
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         gray[values == transparent] = 255
@@ -217,7 +209,7 @@ def _to_8_bits(value: int | tuple[int, ...], bits: int) -> int | tuple[int, ...]
 
 
 def _sentence(name: str, error: Exception) -> str:
-    text = re.sub(r" ?<[^>]* object at 0x[0-9a-f]+>", "", str(error)) or type(error).__name__
-    if isinstance(error, NotImplementedError) or re.search("not (available|installed)", text):
-        return f"unsupported format: {name}: {text}"
+    text = in_words(error)
+    if isinstance(error, NotImplementedError) or text.startswith("unsupported"):
+        return f"unsupported format: {name}: {text.removeprefix('unsupported: ')}"
     return f"{'truncated' if 'truncated' in text.lower() else 'corrupt'} {name}: {text}"

@@ -173,6 +173,8 @@ class TextRenderer:
             role: (special[TURN_START], *self._ids(f"{role}\n")) for role in get_args(Role)
         }
         self._loss_everywhere = settings.loss == "all"
+        self._chat = settings.template == "chatml"
+        self._frames = {role: self._frame(role) for role in self._turn_heads}
         covered = {**asdict(settings), "tokenizer": tokenizer.fingerprint}
         text = json.dumps([RENDER_VERSION, covered], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
@@ -188,23 +190,11 @@ class TextRenderer:
         """`storage.counting.RecordCounter`; raises RecordError as `render` does."""
         num_tokens = num_loss = 0
         positions: list[int] = []
-        count = self._tokenizer.count
         try:
             for turns in _documents(record):
-                unseen = True
-                for what, loss in self._parts(turns):
-                    if isinstance(what, str):
-                        size = count(what)
-                    elif what:
-                        size = len(what)
-                    else:
-                        positions.append(num_tokens)
-                        size = _IMAGE_MARKUP
-                    num_tokens += size
-                    if loss:
-                        num_loss += size
-                    if unseen and size:
-                        unseen, num_loss = False, num_loss - loss
+                count = self._count_plain if self._is_plain(turns) else self._count_chatml
+                num_tokens, loss = count(turns, num_tokens, positions)
+                num_loss += loss
         except UnicodeEncodeError as error:
             raise _not_unicode(error) from error
         _check_images(len(positions), record)
@@ -265,11 +255,68 @@ class TextRenderer:
         except UnicodeEncodeError as error:
             raise _not_unicode(error) from error
 
+    def _frame(self, role: Role) -> tuple[int, int, int, bool]:
+        """Tokens that ChatML puts before and behind a turn's content, and those of them with loss;
+        whether the content has loss."""
+        head, tail = len(self._turn_heads[role]), len(self._turn_end) + len(self._line_feed)
+        loss = self._carries_loss(role)
+        with_loss = head + tail if self._loss_everywhere else len(self._turn_end) * loss
+        return head, tail, with_loss, loss
+
+    def _count_chatml(
+        self, turns: Sequence[Turn], num_tokens: int, positions: list[int]
+    ) -> tuple[int, int]:
+        """The tokens before and of a document, and those of the document that carry loss; adds the
+        positions of its images. As `_chatml` has it, without making the parts."""
+        count = self._tokenizer.count
+        num_loss = -self._loss_everywhere  # the first token is a turn's head
+        for turn in turns:
+            head, tail, frame_loss, loss = self._frames[turn.role]
+            pieces = turn.pieces
+            begin = num_tokens = num_tokens + head
+            for piece in pieces[:-1]:
+                if piece:
+                    num_tokens += count(piece)
+                positions.append(num_tokens)
+                num_tokens += _IMAGE_MARKUP
+            if pieces[-1]:
+                num_tokens += count(pieces[-1])
+            if loss:
+                num_loss += num_tokens - begin - _IMAGE_MARKUP * (len(pieces) - 1)
+            num_tokens += tail
+            num_loss += frame_loss
+        return num_tokens, num_loss
+
+    def _count_plain(
+        self, turns: Sequence[Turn], num_tokens: int, positions: list[int]
+    ) -> tuple[int, int]:
+        """As `_count_chatml`."""
+        num_loss, unseen = 0, True
+        for what, loss in self._plain(turns):
+            if isinstance(what, str):
+                size = self._tokenizer.count(what)
+            elif what:
+                size = len(what)
+            else:
+                positions.append(num_tokens)
+                size = _IMAGE_MARKUP
+            num_tokens += size
+            if loss:
+                num_loss += size
+            if unseen and size:
+                unseen, num_loss = False, num_loss - loss
+        return num_tokens, num_loss
+
     def _parts(self, turns: Sequence[Turn]) -> list[_Part]:
         """Of one document; never none."""
-        if self.settings.template == "plain" or all(turn.role == "text" for turn in turns):
-            return self._plain(turns)
-        return self._chatml(turns)
+        return self._plain(turns) if self._is_plain(turns) else self._chatml(turns)
+
+    def _is_plain(self, turns: Sequence[Turn]) -> bool:
+        if self._chat:
+            for turn in turns:
+                if turn.role != "text":
+                    return False
+        return True
 
     def _plain(self, turns: Sequence[Turn]) -> list[_Part]:
         """Turns joined by a line feed, then the end of text; each is its turn's end token."""

@@ -7,14 +7,21 @@ a forked child opens its own. Read errors are OSError or StorageError.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import stat as modes
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
 from dataservice.storage.forks import renew_in_children
+
+_NO_SUCH_FILE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Of names that no file can have where they point."""
+_LATEST_NS = 2**63 - 1
+"""Of mtimes in 64 bits: of the year 2262."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +61,13 @@ class _OpenFile:
     __slots__ = ("closing", "fd", "readers", "stat")
 
     def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.stat = _file_stat(os.fstat(self.fd))
+        # A pipe or a device may be there by now; opening one must not wait for its other end.
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(self.fd)
+        if not modes.S_ISREG(found.st_mode):
+            os.close(self.fd)
+            raise OSError(errno.EINVAL, "is no regular file", path)
+        self.stat = _file_stat(found)
         self.readers = 0
         self.closing = False
 
@@ -139,13 +151,22 @@ class FileCache:
 
 
 class LocalBackend:
-    """Files of this machine and what is mounted on it."""
+    """Files of this machine and what is mounted on it. Pipes, devices and sockets are not there."""
 
     def __init__(self, *, max_open_files: int = 128) -> None:
         self._files = FileCache(max_open_files)
 
     def stat(self, url: str) -> ObjectStat:
-        return _file_stat(os.stat(_path(url)))
+        path = _path(url)
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            if error.errno in _NO_SUCH_FILE:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+            raise
+        if not modes.S_ISREG(found.st_mode) and not modes.S_ISDIR(found.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "is no regular file", path)
+        return _file_stat(found)
 
     def read(self, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
         return self._files.read(_path(url), offset, size)
@@ -154,12 +175,19 @@ class LocalBackend:
         self._files.discard(_path(url))
 
     def glob(self, pattern: str) -> list[str]:
-        path = os.path.abspath(_path(pattern))
-        found = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+        found = glob.glob(literal_front(os.path.abspath(_path(pattern))), recursive=True)
         return sorted(name for name in found if os.path.isfile(name))
 
     def close(self) -> None:
         self._files.close()
+
+
+def literal_front(pattern: str) -> str:
+    """An absolute glob pattern, its longest front that is there by that very name escaped."""
+    there = pattern
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    return glob.escape(there) + pattern[len(there) :]
 
 
 def _path(url: str) -> str:
@@ -182,5 +210,6 @@ def _pread(fd: int, offset: int, size: int) -> bytes:
 
 
 def _file_stat(stat: os.stat_result) -> ObjectStat:
-    folder = (stat.st_mode & 0o170000) == 0o040000
-    return ObjectStat(size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, is_folder=folder)
+    folder = modes.S_ISDIR(stat.st_mode)
+    mtime_ns = max(min(stat.st_mtime_ns, _LATEST_NS), -_LATEST_NS)
+    return ObjectStat(size_bytes=stat.st_size, mtime_ns=mtime_ns, is_folder=folder)

@@ -2,8 +2,9 @@
 
 Invariants: `run` returns within its timeout whatever the call does; a call that does not come back
 keeps its thread until it does (it cannot be killed), is counted in `stuck`, and a fresh thread
-takes its place; above `max_stuck` of them new calls fail at once. After a fork the child starts
-with no threads. A call costs about 20 us more than without (one hand-over each way).
+takes its place; above `max_stuck` of them new calls fail at once; `close` ends every wait. After a
+fork the child starts with no threads. A call costs about 20 us more than without (one hand-over
+each way).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class ReaderPool:
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._owned: set[threading.Thread] = set()
+        self._waited_for: set[_Job] = set()
         self._alive = 0  # threads that take jobs
-        self._pending = 0  # jobs that are waited for
         self._stuck = 0
         self._closed = False
 
@@ -59,19 +60,22 @@ class ReaderPool:
         return self._stuck
 
     def run(self, call: Callable[[], T], *, timeout_s: float, what: str) -> T:
-        """The result of `call`, or what it raised; StorageTimeout naming `what` at the deadline."""
+        """The result of `call`, or what it raised; StorageTimeout naming `what` at the deadline, or
+        when the pool is closed meanwhile."""
         job = _Job(call)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the reader pool is closed")
             if self._stuck >= self._max_stuck:
                 raise StorageTimeout(f"{what}: not started, {self._stuck} reads are stuck")
-            self._pending += 1
-            if self._pending > self._alive and self._alive < self._threads:
+            self._waited_for.add(job)
+            if len(self._waited_for) > self._alive and self._alive < self._threads:
                 self._start_thread()
         self._jobs.put(job)
         if not job.done.acquire(timeout=max(timeout_s, 0.0)) and self._give_up(job):
             raise StorageTimeout(f"{what}: no answer within {timeout_s:.3g} s")
+        if job.state == _ABANDONED:
+            raise StorageTimeout(f"{what}: the store was closed meanwhile")
         if job.error is not None:
             raise job.error
         result: T = job.result
@@ -81,6 +85,9 @@ class ReaderPool:
         """End the threads; those that are stuck are left behind as daemons."""
         with self._lock:
             self._closed = True
+            for job in list(self._waited_for):
+                self._abandon(job)
+                job.done.release()
             owned = list(self._owned)
         for _ in owned:
             self._jobs.put(None)
@@ -97,16 +104,19 @@ class ReaderPool:
     def _give_up(self, job: _Job) -> bool:
         """False when the job ended meanwhile."""
         with self._lock:
-            if job.state == _DONE:
+            if job not in self._waited_for:
                 return False
-            if job.state == _RUNNING:
-                self._stuck += 1
-                self._alive -= 1
-            self._pending -= 1
-            job.state = _ABANDONED
-            if self._pending > self._alive and not self._closed:
+            self._abandon(job)
+            if len(self._waited_for) > self._alive and not self._closed:
                 self._start_thread()
             return True
+
+    def _abandon(self, job: _Job) -> None:
+        if job.state == _RUNNING:
+            self._stuck += 1
+            self._alive -= 1
+        self._waited_for.discard(job)
+        job.state = _ABANDONED
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -123,7 +133,7 @@ class ReaderPool:
                     self._stuck -= 1
                     break
                 job.state = _DONE
-                self._pending -= 1
+                self._waited_for.discard(job)
             job.done.release()
             del job
         with self._lock:

@@ -4,25 +4,31 @@ headers.
 Invariants: what is already known is not read again: a shard's tables are named by everything that
 they follow from (file, size, mtime, counter, format, image archives, index version), so a build
 that was stopped goes on where it was. A record that cannot be used is reported with file, line and
-reason and never stops the index. The manifest is replaced last, so an open index stays whole.
+reason and never stops the index. The manifest is replaced last, and what it does not name any more
+goes only when nobody has the index open, so an open index stays whole. A folder that cannot be
+written to is as good as any when nothing has to be read.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
-from dataservice.errors import ConfigError, StaleIndexError
+from dataservice.errors import ConfigError, StaleIndexError, StorageError
 from dataservice.storage.archives import ARCHIVE_PREFIX, Archives, archive_key
 from dataservice.storage.archives.lookup import write_lookup
 from dataservice.storage.archives.opened import lookup_name
 from dataservice.storage.fingerprints import RecordFileIdentity, source_fingerprint
 from dataservice.storage.index_executor import AsItFits, IndexExecutor
+from dataservice.storage.index_folder import (
+    only_builder,
+    remove_unused,
+    scratch_folder,
+    take_folder,
+)
 from dataservice.storage.index_report import (
     IndexReport,
     Progress,
@@ -38,12 +44,20 @@ from dataservice.storage.index_tasks import (
     CounterFactory,
     CountTask,
     Done,
+    Failed,
     Running,
     ShardTask,
+    Task,
     count_key,
     kept_count,
 )
-from dataservice.storage.listing import FoundFile, SourceListing, list_source, name_below
+from dataservice.storage.listing import (
+    FoundFile,
+    SourceListing,
+    files_key,
+    list_source,
+    name_below,
+)
 from dataservice.storage.manifest import (
     ArchiveEntry,
     Manifest,
@@ -55,11 +69,12 @@ from dataservice.storage.manifest import (
 )
 from dataservice.storage.objects import Store
 from dataservice.storage.sources import SourceFiles
-from dataservice.storage.tables import TEMPORARY_PREFIX
 from dataservice.storage.taking import ALL, Taken, taken_rows
 
-SCRATCH_PREFIX = ".building-"
-_LOCK_NAME = ".lock"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_MOST_FAILED = 10
+"""Files that cannot be read; the others are read as long as it is fewer."""
 _OURS = (SHARD_PREFIX, ARCHIVE_PREFIX, COUNT_PREFIX)
 
 
@@ -77,29 +92,43 @@ def build_index(
 
     `executor` does the reading: None = as it fits, in this process or in several.
 
-    Raises ConfigError (a pattern matches nothing, a source named twice, another build runs) and
-    StorageError (a record file or archive cannot be read for now: call again, it goes on).
+    Raises ConfigError (a pattern matches nothing, a source named twice, another build runs, the
+    folder holds other files) and StorageError (a file cannot be read for now: call again, it goes
+    on).
     """
     names = [source.name for source in sources]
     if len(set(names)) != len(names):
         raise ConfigError(f"sources: a name is used twice: {', '.join(names)}")
-    os.makedirs(index_dir, exist_ok=True)
     own_store = store or Store()
+    archives = Archives(own_store, index_dir, deadline_s=deadline_s)
+
+    def build_in(scratch_dir: str) -> _Build:
+        context = BuildContext(
+            index_dir=index_dir, scratch_dir=scratch_dir, counter=counter, deadline_s=deadline_s
+        )
+        return _Build(context, own_store, archives, executor or AsItFits(own_store), progress)
+
     try:
-        with _only_builder(index_dir), _scratch(index_dir) as scratch_dir:
-            context = BuildContext(
-                index_dir=index_dir,
-                scratch_dir=scratch_dir,
-                counter=counter,
-                deadline_s=deadline_s,
-            )
-            archives = Archives(own_store, index_dir, deadline_s=deadline_s)
-            try:
-                runner = executor or AsItFits(own_store)
-                return _Build(context, own_store, archives, runner, progress).run(sources)
-            finally:
-                archives.close()
+        take_folder(index_dir)
+        with only_builder(index_dir), scratch_folder(index_dir) as scratch_dir:
+            return build_in(scratch_dir).run(sources)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise StorageError(
+                f"index_dir {index_dir}: {error.strerror}; make room and run again: it goes on "
+                "where it was"
+            ) from error
+        if error.errno not in _READ_ONLY:
+            raise
+        ready = build_in(index_dir).ready(sources)
+        if ready is None:
+            raise ConfigError(
+                f"index_dir {index_dir} cannot be written to ({error}), and the index there is "
+                "not up to date; name a folder that can be, or index where this one can"
+            ) from error
+        return ready
     finally:
+        archives.close()
         if store is None:
             own_store.close()
 
@@ -134,19 +163,47 @@ class _Build:
         """First part of the names of the index files in use."""
 
     def run(self, sources: Sequence[SourceFiles]) -> IndexReport:
-        listings = [
-            list_source(source, self._store, deadline_s=self._deadline_s) for source in sources
-        ]
-        taken = self._taken(listings)
-        before = _Before(self._index_dir)
-        planned = [
-            self._plan(listing, rows, before) for listing, rows in zip(listings, taken, strict=True)
-        ]
+        listings = self._list(sources)
+        roots = {listing.files.name: listing.roots for listing in listings}
+        self._context = replace(self._context, roots=roots)
+        planned = self._plans(listings, self._taken(listings))
         results = self._read(listings, planned)
         write_rejected(self._index_dir, [shard for shards in results for shard in shards])
         manifest = self._manifest(listings, results)
         write_manifest(self._index_dir, manifest)
-        self._remove_unused()
+        remove_unused(self._index_dir, _OURS, self._keep)
+        return self._report(manifest, listings, results)
+
+    def ready(self, sources: Sequence[SourceFiles]) -> IndexReport | None:
+        """What `run` would give if nothing has to be read, else None; writes nothing."""
+        listings = self._list(sources)
+        try:
+            planned = self._plans(listings, self._taken(listings))
+            results = [
+                [_named(item.result, item.task.name) for item in items if item.result]
+                for items in planned
+            ]
+            if any(len(found) < len(items) for found, items in zip(results, planned, strict=True)):
+                return None
+            manifest = self._manifest(listings, results)
+            if read_manifest(self._index_dir).digest != manifest.digest:
+                return None
+        except (OSError, StaleIndexError):
+            return None
+        return self._report(manifest, listings, results)
+
+    def _list(self, sources: Sequence[SourceFiles]) -> list[SourceListing]:
+        return [
+            list_source(source, self._store, deadline_s=self._deadline_s, leave_out=self._index_dir)
+            for source in sources
+        ]
+
+    def _report(
+        self,
+        manifest: Manifest,
+        listings: Sequence[SourceListing],
+        results: Sequence[Sequence[ShardResult]],
+    ) -> IndexReport:
         by_source = [
             (listing.files.name, shards) for listing, shards in zip(listings, results, strict=True)
         ]
@@ -162,9 +219,12 @@ class _Build:
         tasks = [
             CountTask(file=file, path=paths[file.url]) for file in files if counts[file.url] is None
         ]
-        for state in self._executor.run(self._context, tasks):
+
+        def counted(state: Running | Done) -> None:
             if isinstance(state, Done) and isinstance(state.result, int):
                 counts[tasks[state.number].file.url] = state.result
+
+        self._run(tasks, counted)
         return [
             [None] * len(found.records)
             if found.files.take == ALL
@@ -172,16 +232,24 @@ class _Build:
             for found in listings
         ]
 
+    def _plans(
+        self, listings: Sequence[SourceListing], taken: Sequence[Sequence[Taken | None]]
+    ) -> list[list[_Planned]]:
+        before = _Before(self._index_dir)
+        return [
+            self._plan(listing, rows, before) for listing, rows in zip(listings, taken, strict=True)
+        ]
+
     def _plan(
         self, listing: SourceListing, taken: Sequence[Taken | None], before: _Before
     ) -> list[_Planned]:
         planned = []
+        roots = files_key(listing.roots)
+        archives = [*listing.roots, *(found for of in listing.beside for found in of)]
+        self._keep |= {archive_key(found) for found in archives if not found.stat.is_folder}
         for file, beside, rows in zip(listing.records, listing.beside, taken, strict=True):
-            roots = tuple(root for root in listing.roots if root not in beside)
-            images = (*beside, *roots)
-            key = shard_key(listing.files, file, images, rows, self._counter)
+            key = shard_key(listing.files, file, beside, roots, rows, self._counter)
             self._keep.add(key)
-            self._keep |= {archive_key(found) for found in images if not found.stat.is_folder}
             result = load_shard(self._index_dir, key, self._store, deadline_s=self._deadline_s)
             task = ShardTask(
                 key=key,
@@ -189,7 +257,6 @@ class _Build:
                 file=file,
                 name=name_below(listing.root, file.url),
                 beside=beside,
-                roots=roots,
                 taken=rows,
                 before=before.shard(listing.files.name, file.url),
                 archives_before=before.archives(listing.files.name, file.url),
@@ -211,13 +278,16 @@ class _Build:
         self._read_roots(listings)
         if missing:
             self._write_lookups(listings)
-        for state in self._executor.run(self._context, [item.task for item in missing]):
+
+        def read(state: Running | Done) -> None:
             item = missing[state.number]
             if isinstance(state, Running):
                 counter.running(state, item.task.name)
             elif isinstance(state.result, ShardResult):
                 done[item.task.key] = state.result
                 counter.finished(state.number, item.file.stat.size_bytes, state.result)
+
+        self._run([item.task for item in missing], read)
         return [
             [_named(done[item.task.key], item.task.name) for item in items] for items in planned
         ]
@@ -231,8 +301,27 @@ class _Build:
             if not root.stat.is_folder and not self._is_kept(root)
         }
         tasks = [ArchiveTask(file=root) for root in roots.values()]
-        for _ in self._executor.run(self._context, tasks):
-            pass
+        self._run(tasks)
+
+    def _run(
+        self,
+        tasks: Sequence[Task],
+        told: Callable[[Running | Done], None] = lambda _: None,
+    ) -> None:
+        """Raises StorageError for files that could not be read when all others are, or when they
+        are too many for that."""
+        errors: list[StorageError] = []
+        with closing(self._executor.run(self._context, tasks)) as states:
+            for state in states:
+                if not isinstance(state, Failed):
+                    told(state)
+                    continue
+                errors.append(state.error)
+                if len(errors) == _MOST_FAILED:
+                    break
+        if errors:
+            more = f" (and {len(errors) - 1} files more)" if errors[1:] else ""
+            raise StorageError(f"{errors[0]}{more}; run again: it goes on where it was")
 
     def _is_kept(self, file: FoundFile) -> bool:
         path = os.path.join(self._index_dir, archive_key(file) + ".members.arrow")
@@ -283,11 +372,6 @@ class _Build:
         known = [identity for identity in archives if identity]
         return source_fingerprint(listing.files, listing.root, records, known)
 
-    def _remove_unused(self) -> None:
-        for name in os.listdir(self._index_dir):
-            if name.startswith(_OURS) and name.split(".")[0] not in self._keep:
-                os.unlink(os.path.join(self._index_dir, name))
-
 
 class _Before:
     """The index that is there now."""
@@ -316,31 +400,3 @@ class _Before:
 def _named(result: ShardResult, name: str) -> ShardResult:
     """Names are below a root that may have changed since the tables were written."""
     return replace(result, entry=replace(result.entry, name=name))
-
-
-@contextmanager
-def _only_builder(index_dir: str) -> Iterator[None]:
-    fd = os.open(os.path.join(index_dir, _LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is building the index in {index_dir}") from None
-        yield
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _scratch(index_dir: str) -> Iterator[str]:
-    """A folder that ends with the build; what a killed one left is removed first."""
-    for name in os.listdir(index_dir):
-        path = os.path.join(index_dir, name)
-        if name.startswith(SCRATCH_PREFIX):
-            shutil.rmtree(path, ignore_errors=True)
-        elif name.startswith(TEMPORARY_PREFIX):
-            os.unlink(path)
-    with tempfile.TemporaryDirectory(
-        prefix=SCRATCH_PREFIX, dir=index_dir, ignore_cleanup_errors=True
-    ) as path:
-        yield path

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from dataservice.errors import DataError, RecordError, StorageError
 from dataservice.storage.archives import ImageFinder, MissingImage, Place
@@ -52,47 +51,55 @@ class RecordImages:
         """Used places in the record file itself, see `index_rows.Rows.inside`."""
         self.again = False
         self._file_numbers: dict[tuple[int, str], int] = {}
-        names: dict[str, bool] = {}  # by name, whether its header is needed
+        unsized: dict[str, bool] = {}
+        """By name: whether its header is needed."""
         for record in records:
-            if isinstance(record, DataError) or not record.images:
-                continue
-            for name, size in zip(record.images, record.sizes or repeat(None), strict=False):
-                if name[:5] == "data:" or (embedded is not None and name in embedded):
-                    continue
-                if size is None or name not in names:
-                    names[name] = size is None
-        self._places = dict(zip(names, finder.places(list(names)), strict=True))
-        unsized: dict[str, Place] = {}
-        self._clear: dict[str, tuple[int, int]] = {}  # of archives' members without problem
+            if isinstance(record, Record):
+                for number, name in enumerate(record.images):
+                    if name[:5] == "data:" or (embedded is not None and name in embedded):
+                        continue
+                    is_unsized = record.sizes[number] is None
+                    if is_unsized or name not in unsized:
+                        unsized[name] = is_unsized
+        self._clear: dict[str, Place] = {}
+        """By name, of members of archives without a problem."""
+        self._others: dict[str, Place | DataError | StorageError] = {}
+        probed: dict[str, Place] = {}
         whole = finder.whole
-        for name, place in self._places.items():
-            if isinstance(place, Place):
-                archive, member, _, stat = place
-                if names[name]:
-                    unsized[name] = place
-                if stat is None and (archive in whole or finder.problem(place) is None):
-                    self._clear[name] = archive, member
-        self._sizes = dict(zip(unsized, finder.sizes(list(unsized.values())), strict=True))
+        found = finder.places(list(unsized))
+        for (name, is_unsized), place in zip(unsized.items(), found, strict=True):
+            if not isinstance(place, Place):
+                self._others[name] = place
+                continue
+            if is_unsized:
+                probed[name] = place
+            if place.stat is None and (place.archive in whole or finder.problem(place) is None):
+                self._clear[name] = place
+            else:
+                self._others[name] = place
+        self._sizes = dict(zip(probed, finder.sizes(list(probed.values())), strict=True))
 
-    def images_of(self, row: int, record: Record) -> list[tuple[int, int, int, int, int]]:
-        """(archive, member, width, height, probed) by image, as the columns of the same names.
+    def images_of(self, row: int, record: Record) -> list[int]:
+        """Of each image archive, member, width, height and probed, as the columns of these names;
+        those of an image stand together.
 
         Raises DataError.
         """
-        sizes, clear = record.sizes, self._clear
-        found = []
+        clear = self._clear
+        found: list[int] = []
         for number, name in enumerate(record.images):
-            given = sizes[number] if sizes else None
-            if name in clear:
-                archive, member = clear[name]
-                size: _Answer = given or self._sizes[name]
+            given = record.sizes[number]
+            size: _Answer
+            if place := clear.get(name):
+                archive, member = place.archive, place.member
+                size = given or self._sizes[name]
             elif self._is_inside(name):
                 archive, member, size = self._inside(row, number, name, given)
             else:
                 archive, member, size = self._outside(name, given)
             if not isinstance(size, tuple):
                 raise self._failed(name, size)
-            found.append((archive, member, size[0], size[1], int(given is None)))
+            found += (archive, member, *size, given is None)
         return found
 
     def _is_inside(self, name: str) -> bool:
@@ -109,7 +116,7 @@ class RecordImages:
         return self._number_inside(column), place, size
 
     def _outside(self, name: str, given: Size | None) -> tuple[int, int, _Answer]:
-        place = self._places[name]
+        place = self._others[name]
         if not isinstance(place, Place):
             return -1, -1, place
         size: _Answer | None = self._finder.problem(place) or given if given else None

@@ -46,6 +46,7 @@ SAMPLE_COLUMNS = (
     "layout",
 )
 IMAGE_COLUMNS = ("archive", "member", "width", "height", "text_before", "markup", "probed")
+_PLACE_COLUMNS = ("archive", "member", "width", "height", "probed")
 
 _MAX_LENGTH = 0xFFFFFFFF
 _LAYOUT_CODES = {name: code for code, name in enumerate(LAYOUTS)}
@@ -108,34 +109,42 @@ class RowReader:
         """The rows of some records; their images are looked up and their headers read together."""
         records = self._records(lines)
         found = RecordImages(self._finder, self._embedded, lines, records)
-        samples, images = array("q"), array("q")
+        samples: list[int] = []
+        images: list[int] = []
+        befores: list[int] = []
+        markups: list[int] = []
         rejected: list[Rejected] = []
-        add, count, images_of = samples.extend, self._count, found.images_of
+        count, images_of = self._count, found.images_of
         for row, (line, record) in enumerate(zip(lines, records, strict=True)):
-            number, offset, length, data, _ = line
+            offset, length, data = line.offset, line.length, line.data
             crc = 0 if data is None else crc32(data)
             try:
-                if isinstance(record, DataError):
+                if not isinstance(record, Record):
                     raise record
-                places = images_of(row, record) if record.images else ()
+                places = images_of(row, record) if record.images else None
                 counted = count(record)
                 tokens = counted.text_tokens
                 if tokens < 1 and not places:
                     raise RecordError("the record has no text and no image")
             except DataError as error:
-                add((offset, min(length, _MAX_LENGTH), crc, 0, 0, 0, 0))
-                rejected.append(Rejected(row=row, line=number, offset=offset, reason=str(error)))
+                samples += (offset, min(length, _MAX_LENGTH), crc, 0, 0, 0, 0)
+                rejected.append(
+                    Rejected(row=row, line=line.number, offset=offset, reason=str(error))
+                )
                 continue
-            layout = _LAYOUT_CODES[record.layout]
-            add((offset, length, crc, tokens, counted.loss_tokens, len(places), layout))
+            layout, num_images = _LAYOUT_CODES[record.layout], len(record.images)
+            samples += (offset, length, crc, tokens, counted.loss_tokens, num_images, layout)
             if places:
-                markup = counted.image_markup
-                for place, before in zip(places, counted.image_positions, strict=True):
-                    archive, member, width, height, probed = place
-                    images.extend((archive, member, width, height, before, markup, probed))
+                images += places
+                befores += counted.image_positions
+                markups += [counted.image_markup] * num_images
         return Rows(
             samples=_columns(SAMPLE_COLUMNS, samples),
-            images=_columns(IMAGE_COLUMNS, images),
+            images={
+                **_columns(_PLACE_COLUMNS, images),
+                **_columns(("text_before",), befores),
+                **_columns(("markup",), markups),
+            },
             files=tuple(found.files),
             inside=tuple(found.inside),
             rejected=tuple(rejected),
@@ -154,7 +163,8 @@ class RowReader:
         return records
 
 
-def _columns(names: Sequence[str], values: array[int]) -> dict[str, Ints]:
-    table = np.frombuffer(values, dtype=np.int64) if len(values) else np.zeros(0, np.int64)
-    columns = np.ascontiguousarray(table.reshape(-1, len(names)).T)
+def _columns(names: Sequence[str], values: list[int]) -> dict[str, Ints]:
+    """Of rows that stand one after the other."""
+    table = np.asarray(array("q", values)).reshape(-1, len(names))  # numpy itself is slower
+    columns = np.ascontiguousarray(table.T)
     return dict(zip(names, columns, strict=True))

@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.errors import StaleIndexError
 from dataservice.storage.archives import Folder, ImageFinder
 from dataservice.storage.fingerprints import ArchiveIdentity
 from dataservice.storage.folder_table import FolderTable, same_files
 from dataservice.storage.index_rows import FolderFile, RowReader, Rows
 from dataservice.storage.jsonl import Line
-from dataservice.storage.listing import FoundFile
+from dataservice.storage.listing import FoundFile, files_key
 from dataservice.storage.manifest import (
     INDEX_VERSION,
     ArchiveEntry,
@@ -93,18 +94,20 @@ class ShardResult:
 def shard_key(
     files: SourceFiles,
     file: FoundFile,
-    images: Sequence[FoundFile],
+    beside: Sequence[FoundFile],
+    roots: str,
     taken: Taken | None,
     counter: str,
 ) -> str:
-    """Names the tables of a record file by all that they follow from."""
+    """Names the tables of a record file by all that they follow from; `roots` is the `files_key`
+    of the source's image roots."""
     parts = [
         INDEX_VERSION,
         counter,
         asdict(files.format),
         [files.name, files.strip_prefix, files.add_prefix],
         taken and asdict(taken),
-        [[f.url, f.stat.size_bytes, f.stat.mtime_ns] for f in (file, *images)],
+        [files_key((file, *beside)), roots],
     ]
     return SHARD_PREFIX + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
@@ -120,19 +123,20 @@ def load_shard(index_dir: str, key: str, store: Store, *, deadline_s: float) -> 
     entry = shard_from_json(data["entry"])
     tables = [entry.samples, entry.images]
     tables += [table for archive in archives for table in (archive.members, archive.names) if table]
-    rejected_path = os.path.join(index_dir, key + ".rejected")
-    if data["again"] or not os.path.exists(rejected_path):
+    rejected = TableFile(name=key + ".rejected", size_bytes=data["rejected_bytes"])
+    if data["again"] or not all(_is_whole(index_dir, table) for table in (*tables, rejected)):
         return None
-    if not all(_is_whole(index_dir, table) for table in tables):
+    try:
+        for archive in archives:
+            if archive.kind == "folder" and not same_files(index_dir, archive, store, deadline_s):
+                return None
+    except StaleIndexError:
         return None
-    for archive in archives:
-        if archive.kind == "folder" and not same_files(index_dir, archive, store, deadline_s):
-            return None
     return ShardResult(
         entry=entry,
         archives=archives,
         beside=tuple(ArchiveIdentity(**identity) for identity in data["beside"]),
-        rejected_path=rejected_path,
+        rejected_path=os.path.join(index_dir, rejected.name),
         reused=True,
     )
 
@@ -240,12 +244,15 @@ class ShardBuilder:
     def _write_head(self, entry: ShardEntry, archives: tuple[ArchiveEntry, ...]) -> ShardResult:
         rejected_path = os.path.join(self._index_dir, self._key + ".rejected")
         self._rejected.seek(0)
-        write_atomically(rejected_path, lambda file: shutil.copyfileobj(self._rejected, file))
+        rejected_bytes = write_atomically(
+            rejected_path, lambda file: shutil.copyfileobj(self._rejected, file)
+        )
         head = {
             "entry": asdict(entry),
             "archives": [asdict(archive) for archive in archives],
             "beside": [asdict(identity) for identity in self._beside],
             "again": self._again,
+            "rejected_bytes": rejected_bytes,
         }
         data = json.dumps(head).encode()
         write_atomically(

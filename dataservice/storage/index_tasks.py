@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from dataservice.storage.index_shard import ShardBuilder, ShardResult
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.manifest import INDEX_VERSION, ArchiveEntry, ShardEntry
 from dataservice.storage.objects import Store
-from dataservice.storage.recordfiles import packing_of, scan_offsets
+from dataservice.storage.recordfiles import count_records, packing_of
 from dataservice.storage.sources import SourceFiles
 from dataservice.storage.tables import IMAGES, Table, chunks_of, write_atomically
 from dataservice.storage.taking import Taken
@@ -44,6 +44,8 @@ class BuildContext:
     """With files that live as long as the build."""
     counter: CounterFactory
     deadline_s: float
+    roots: Mapping[str, tuple[FoundFile, ...]] = field(default_factory=dict)
+    """Image roots by source, for the tasks that read record files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +73,6 @@ class ShardTask:
     file: FoundFile
     name: str
     beside: tuple[FoundFile, ...]
-    roots: tuple[FoundFile, ...]
     taken: Taken | None
     """None: all records."""
     before: ShardEntry | None
@@ -98,6 +99,17 @@ class Running:
 class Done:
     number: int
     result: Result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """The task's file cannot be read for now; nothing is wrong with other tasks."""
+
+    number: int
+    error: StorageError
+
+
+State = Running | Done | Failed
 
 
 class TaskRunner:
@@ -128,7 +140,7 @@ class TaskRunner:
     def _shard(self, number: int, task: ShardTask) -> Iterator[Running | Done]:
         context = self._context
         finder = self._archives.finder(
-            task.files, task.beside, task.roots, lookups=context.scratch_dir
+            task.files, task.beside, context.roots[task.files.name], lookups=context.scratch_dir
         )
         if task.before:
             self._learn_sizes(task, finder.archives)
@@ -202,15 +214,15 @@ class TaskRunner:
                 )
 
     def _count(self, task: CountTask) -> int:
-        found = scan_offsets(
+        count = count_records(
             self._store,
             task.file.url,
             task.file.stat.size_bytes,
             deadline_s=self._context.deadline_s,
         )
-        data = json.dumps({"records": len(found.offset)}).encode()
+        data = json.dumps({"records": count}).encode()
         write_atomically(task.path, lambda file: file.writelines([data]))
-        return len(found.offset)
+        return count
 
 
 def count_key(file: FoundFile) -> str:

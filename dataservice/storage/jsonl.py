@@ -6,12 +6,12 @@ Parquet file the offset is the row and the data its JSON.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True, gc=False):
     number: int
     """From 1: of the line, as editors count; in a JSON array or Parquet file of the record."""
     offset: int

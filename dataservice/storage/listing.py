@@ -1,13 +1,16 @@
 """From configured globs to files: a source's record files and image roots, with sizes and mtimes.
 
 Invariants: the same files give the same names in the same order on every machine; local paths are
-absolute; a pattern that matches nothing is a ConfigError, not an empty source.
+absolute; a pattern that matches nothing is a ConfigError, not an empty source; so is a file name
+that is not UTF-8.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,8 +25,11 @@ from dataservice.storage.sources import SourceFiles
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 """In the order in which archives of a record file's stem are searched."""
 
+_PLACES_SUFFIX = ".idx"
+"""Of the file with the places of records that Energon writes beside a .jsonl."""
 _PACKED = (".gz", ".zst", ".zip")
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_PART_OF_ARCHIVE = re.compile(r"\.(zip|tar|tar\.gz|tgz)\.\w+$|\.z\d\d+$", re.IGNORECASE)
 _SIDE_BY_SIDE = 16
 
 
@@ -46,13 +52,24 @@ class SourceListing:
     """Archives and folders, in the order in which images are looked up."""
 
 
-def list_source(files: SourceFiles, store: ObjectStore, *, deadline_s: float) -> SourceListing:
-    """Raises ConfigError naming the pattern that matches nothing, and StorageError."""
+def list_source(
+    files: SourceFiles, store: ObjectStore, *, deadline_s: float, leave_out: str = ""
+) -> SourceListing:
+    """`leave_out` is a folder of this machine, of an index, where no records are.
+
+    Raises ConfigError naming the pattern that matches nothing, and StorageError.
+    """
     if not files.records:
         raise ConfigError(f"source {files.name}: 'records' names no file")
     records: dict[str, FoundFile] = {}
     for pattern in files.records:
-        matches = _found(store.glob(pattern, deadline_s=deadline_s), store, deadline_s)
+        found = store.glob(pattern, deadline_s=deadline_s)
+        urls = [url for url in found if not url.endswith(_PLACES_SUFFIX)]
+        if leave_out:
+            own = os.path.join(os.path.abspath(leave_out), "")
+            urls = [url for url in urls if not url.startswith(own)]
+        _check_names(files.name, urls)
+        matches = _found(urls, store, deadline_s)
         if not matches:
             raise ConfigError(f"source {files.name}: no file matches records pattern {pattern!r}")
         records |= {file.url: file for file in matches}
@@ -106,6 +123,15 @@ def name_below(root: str, url: str) -> str:
     return url[len(root) + 1 :] if url.startswith(root + "/") else url
 
 
+def files_key(files: Iterable[FoundFile]) -> str:
+    """Names these versions of these files in this order."""
+    digest = hashlib.sha256()
+    for file in files:
+        stat = file.stat
+        digest.update(f"{file.url}\0{stat.size_bytes}\0{stat.mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
 def _roots(files: SourceFiles, store: ObjectStore, deadline_s: float) -> tuple[FoundFile, ...]:
     roots: dict[str, FoundFile] = {}
     for pattern in files.images:
@@ -120,13 +146,30 @@ def _archives(source: str, pattern: str, store: ObjectStore, deadline_s: float) 
     urls = store.glob(pattern, deadline_s=deadline_s)
     archives = [url for url in urls if url.lower().endswith(ARCHIVE_SUFFIXES)]
     if not archives:
-        compressed = any(url.lower().endswith(_COMPRESSED_TARS) for url in urls)
-        remedy = "; a compressed tar cannot be read by place, unpack it to .tar"
         raise ConfigError(
             f"source {source}: images {pattern!r} is no folder and matches no zip or tar archive"
-            f"{remedy if compressed else ''}"
+            f"{_remedy(urls)}"
         )
+    _check_names(source, archives)
     return _found(archives, store, deadline_s)
+
+
+def _remedy(urls: Sequence[str]) -> str:
+    """What to do with files that are almost archives."""
+    if any(url.lower().endswith(_COMPRESSED_TARS) for url in urls):
+        return "; a compressed tar cannot be read by place, unpack it to .tar"
+    if parts := [url for url in urls if _PART_OF_ARCHIVE.search(url)]:
+        return (
+            f"; {posixpath.basename(parts[0])} is a part of a split archive, join the parts first "
+            "(cat x.zip.* > x.zip, or of x.z01, x.z02 ...: zip -s 0 x.zip --out whole.zip)"
+        )
+    return ""
+
+
+def _check_names(source: str, urls: Sequence[str]) -> None:
+    for url in urls:
+        if not url.isprintable() and re.search("[\ud800-\udfff]", url):
+            raise ConfigError(f"source {source}: the name of {url!r} is not UTF-8; rename the file")
 
 
 def _found(urls: Sequence[str], store: ObjectStore, deadline_s: float) -> list[FoundFile]:

@@ -79,7 +79,7 @@ def describe_problem(problem: int, method: int, size_bytes: int) -> str:
     return {
         ENCRYPTED: "the member is encrypted",
         METHOD: f"unsupported compression method {method}",
-        UNSAFE_NAME: "unsafe member name: absolute, or leaves the archive's root",
+        UNSAFE_NAME: "unsafe member name: empty, absolute, leaving the archive's root, or no text",
         TOO_LARGE: f"{size_bytes} bytes, over the size limit of a member ({MAX_MEMBER_BYTES})",
         SPLIT: "the member lies on another disk of a split archive",
         DAMAGED: "the member's entry in the central directory is damaged",

@@ -167,7 +167,8 @@ def read_chunks(
 @functools.lru_cache(maxsize=4096)
 def _staged_name(url: str, size_bytes: int, mtime_ns: int) -> str:
     digest = hashlib.sha256(f"{url}\0{size_bytes}\0{mtime_ns}".encode()).hexdigest()[:32]
-    plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in posixpath.basename(url))
+    path = url.partition("?")[0] if "://" in url else url  # behind it a signature may stand
+    plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in posixpath.basename(path))
     return f"{digest}-{plain[-80:]}"
 
 
@@ -226,9 +227,11 @@ class ShardReader:
             return self._count(copy, True)
         return self._count(self._read_packed(shard, offset, size), False)
 
-    def has_copy(self, shard: ShardRef) -> bool:
-        """Whether reads of the shard come from a staged copy now."""
-        return self.cache_dir is not None and os.path.exists(staged_path(self.cache_dir, shard))
+    @property
+    def used_copies(self) -> bool:
+        """Whether what was read so far may have come from staged copies, also from one that
+        somebody else removed meanwhile."""
+        return self.staged_bytes > 0
 
     def read_origin(self, shard: ShardRef, offset: int, size: int) -> bytes:
         """As `read`, past the staged copy: for bytes of it that turned out damaged."""

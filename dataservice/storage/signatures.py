@@ -14,7 +14,6 @@ _PICTURES = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"GIF87a", "GIF"),
     (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
     (b"II*\0", "TIFF"),
     (b"MM\0*", "TIFF"),
     (b"II+\0", "TIFF"),
@@ -48,6 +47,8 @@ _BRANDS = {
     b"mif1": "HEIF",
     b"msf1": "HEIF",
 }
+_BMP_HEADERS = frozenset((12, 16, 40, 52, 56, 64, 108, 124))
+"""Their lengths, which tell a BMP from a text that begins with "BM"."""
 _NETPBM = frozenset(b"123456")
 
 
@@ -58,6 +59,10 @@ def picture_format(head: bytes) -> str | None:
             return name
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "WEBP"
+    if head.startswith(b"BM") and (
+        len(head) < 18 or int.from_bytes(head[14:18], "little") in _BMP_HEADERS
+    ):
+        return "BMP"
     if head[:1] == b"P" and len(head) > 2 and head[1] in _NETPBM and head[2:3].isspace():
         return "PPM"
     if head[4:8] == b"ftyp" and _BRANDS.get(head[8:12]) == "AVIF":

@@ -218,8 +218,8 @@ def open_batch(path: str, *, size_bytes: int | None = None) -> Any:
             return reader.get_batch(0)
     except (OSError, pa.ArrowException) as error:
         raise StaleIndexError(
-            f"{path} cannot be read ({error}); run `dataservice index` again, "
-            "and restart what used the old index"
+            f"{path} cannot be read ({error}); if it is there, delete it; run `dataservice index` "
+            "again, and restart what used the old index"
         ) from error
 
 

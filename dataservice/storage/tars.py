@@ -116,7 +116,8 @@ class _Walk:
                 pending.clear()
             at += _BLOCK + (stored + _BLOCK - 1) // _BLOCK * _BLOCK
         if not at:
-            raise ArchiveError("truncated, or not a tar archive")
+            head = self._take(0, self._size_bytes)
+            raise _compressed(head) or ArchiveError("truncated, or not a tar archive")
         return self._columns
 
     def _member(
@@ -172,10 +173,16 @@ class _Walk:
     def _bad_header(self, header: bytes, at: int) -> ArchiveError:
         if at:
             return ArchiveError(f"damaged: no valid header at {at}, behind a member")
-        for signature, name in _COMPRESSED:
-            if header.startswith(signature):
-                return ArchiveError(f"compressed by {name}; unpack the tar first")
-        return ArchiveError("not a tar archive: no valid header at its beginning")
+        return _compressed(header) or ArchiveError(
+            "not a tar archive: no valid header at its beginning"
+        )
+
+
+def _compressed(head: bytes) -> ArchiveError | None:
+    for signature, name in _COMPRESSED:
+        if head.startswith(signature):
+            return ArchiveError(f"compressed by {name}; unpack the tar first")
+    return None
 
 
 def _checksum_fits(header: bytes) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support.command import run
 
+from dataservice.cli import stage_view
 from dataservice.core.lanes import lane_nodes
 
 NUM_FILES = 12
@@ -125,8 +126,47 @@ def test_wrong_settings_are_said(config: Path, capsys: pytest.CaptureFixture[str
     assert "the plan ends before step 5000" in capsys.readouterr().err
     assert run("stage", config, "--steps", "x") == 2
     assert "should be A:B" in capsys.readouterr().err
+    assert run("stage", config, "--steps", "0:1", "--nodes", "a,,b", "--node", "a") == 2
+    assert "--nodes a,,b: a name is empty" in capsys.readouterr().err
+    assert run("stage", config, "--steps", "1") == 2
+    assert "should be A:B" in capsys.readouterr().err
     settings = yaml.safe_load(config.read_text())
     del settings["staging"]
     config.write_text(yaml.safe_dump(settings))
     assert run("stage", config, "--steps", "0:1") == 2
     assert "staging.cache_dir is not set" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_used_is_said_and_not_waited_for(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.parent / "cache").write_text("a file")
+    assert run("stage", config, "--steps", "0:50") == 1
+    out = capsys.readouterr().out
+    assert f"{NUM_FILES} shards could not be copied" in out
+    assert "the cache directory" in out and "cannot be used" in out
+
+
+def test_progress_is_shown_where_there_is_no_terminal(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_view, "LINE_S", 0.0)
+    assert run("stage", config, "--steps", "20:50", "--dp-size", 2, "--micro-steps", 1) == 0
+    err = capsys.readouterr().err
+    assert "stage: looking for step 20, at 0" in err
+    assert "stage: planning step 49 of 20:50" in err
+    assert "MB/s" in err and "shards to go" in err
+
+
+def test_a_lazy_index_is_staged_as_a_full_one(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = staged(capsys, config, "--steps", "3:7")
+    lazy = config.with_name("lazy.yaml")
+    settings = yaml.safe_load(config.read_text())
+    settings |= {"index": "lazy", "index_dir": "lazy"}
+    lazy.write_text(yaml.safe_dump(settings))
+    found = staged(capsys, lazy, "--steps", "3:7")
+    assert found["copied_shards"] == 0
+    for name in ("needed_shards", "needed_bytes", "staged_shards", "failed_shards"):
+        assert found[name] == expected[name]

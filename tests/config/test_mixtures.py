@@ -243,6 +243,8 @@ def test_files_that_name_themselves_end(tmp_path: Path) -> None:
         ("['0%', '80%']", None, "first:80%"),
         ("['87.5%', '100%']", None, "end:12.5%"),
         ("['0%', '100%']", None, "all"),
+        ("[0, end]", None, "all"),
+        ("['0%', '50%']", "[0, end]", "first:50%"),
         ("[0, 1000]", None, "first:1000"),
         ("['0%', '50%']", "[0, 1000]", "first:500"),
         ("['0%', '50%']", "['0%', '50%']", "first:25%"),
@@ -268,6 +270,15 @@ def test_subsets(tmp_path: Path, subset: str, inner: str | None, take: str) -> N
         ("{path: a.jsonl, subset: {range: ['20%', '50%']}}", "only subsets that begin"),
         ("{path: a.jsonl, subset: {range: ['50%', '20%']}}", "from a lower to a higher"),
         ("{path: a.jsonl, subset: {range: [0]}}", "should be such as"),
+        ("{path: a.jsonl, subset: {range: [5, end]}}", "only subsets that begin"),
+        (
+            "{blend_epochized: [{path: a.jsonl, weight: 2}]}",
+            "[0].weight: 2 counts in a blend; in blend_epochized give repetitions",
+        ),
+        (
+            "{blend: [{path: a.jsonl, repetitions: 2}]}",
+            "[0].repetitions: 2 count in blend_epochized; in a blend give weight",
+        ),
         ("{path: a.jsonl, aux: {i: 'msc://b/i'}}", "aux.i: msc:// is not read: give a folder"),
         ("{path: a.jsonl, aux: {i: 3}}", "aux.i: should be a path, got 3"),
         ("{blend: [{blend_epochized: [{path: a.jsonl}]}]}", "inside blend cannot be read"),
@@ -403,3 +414,35 @@ def test_an_alias_bomb_ends(tmp_path: Path) -> None:
     (tmp_path / "mixes" / "mix.yaml").write_text(text)
     with pytest.raises(ConfigError, match="has more than 100,000 entries"):
         load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        (
+            '{"a": {"annotation": "a.jsonl"}, "a": {"annotation": "b.jsonl"}}',
+            "mix.json",
+            "the key 'a' stands twice in one object",
+        ),
+        (
+            "splits:\n  train: {path: a.jsonl}\n  train: {path: b.jsonl}\n",
+            "mix.yaml",
+            "the key 'train' stands in line 3 and in line 2",
+        ),
+        (
+            '{"a": {"annotation": "a.jsonl"}, "b": {"root": "x"}}',
+            "mix.json",
+            "b.annotation: should be a text, got None",
+        ),
+    ],
+)
+def test_a_part_is_never_left_out_in_silence(
+    tmp_path: Path, text: str, name: str, words: str
+) -> None:
+    assert words in refused(tmp_path, text, name=name)
+
+
+def test_absolute_names_by_option(tmp_path: Path) -> None:
+    mix = {"a": {"annotation_path": "/d/a.json", "data_path": ""}}
+    config = load(tmp_path, mix, strip_prefix="/", images=["/"])
+    assert (config.sources[0].strip_prefix, config.sources[0].images) == ("/", ("/",))

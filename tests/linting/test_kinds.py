@@ -29,11 +29,14 @@ TAR = bytes(257) + b"ustar\x0000" + bytes(255)
     ("name", "data", "kind"),
     [
         ("a.png", png(), "image"),
-        ("a.jsonl", png(), "image"),
-        ("a.zip", png(), "image"),
+        ("a.jpg", png(), "image"),
+        ("a.jsonl", png(), "records"),
+        ("a.zip", png(), "zip"),
         ("noname", png(), "image"),
         ("a.zip", archive(), "zip"),
-        ("a.jpg", archive(), "zip"),
+        ("a.jpg", archive(), "image"),
+        ("a.jpg", TAR, "image"),
+        ("noname", archive(), "zip"),
         ("a.jsonl.zip", archive(), "records"),
         ("setup.exe", b"MZ" + bytes(1000) + archive(), "zip"),
         ("a.zip", b"cut", "zip"),
@@ -54,5 +57,5 @@ TAR = bytes(257) + b"ustar\x0000" + bytes(255)
         ("noname", b"hello", "image"),
     ],
 )
-def test_by_content_then_by_name(name: str, data: bytes, kind: str) -> None:
+def test_by_name_then_by_content(name: str, data: bytes, kind: str) -> None:
     assert kind_of(name, lambda offset, size: data[offset : offset + size], len(data)) == kind

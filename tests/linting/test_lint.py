@@ -22,7 +22,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from dataservice.config.schema import WorkersSection
 from dataservice.errors import ConfigError
+from dataservice.linting.archives import lint_archive
 from dataservice.linting.findings import Finding
 from dataservice.linting.run import Options, lint_files
 
@@ -203,6 +205,34 @@ def test_where_images_are_looked_for(tmp_path: Path) -> None:
     assert far and "no such image" in far
     found = lint(data / "a.jsonl", places["given"], roots=(places["root"], places["far"]))
     assert found[5].reason is None
+
+
+def test_a_packed_record_file_is_no_archive_of_images(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(talk("nowhere.png"))
+    (tmp_path / "b.jsonl.zip").write_bytes(b"cut off")
+    (finding,) = lint(tmp_path / "a.jsonl")
+    assert finding.reason == "no such image: 'nowhere.png', places searched: 1"
+
+
+def test_many_small_members_are_read_together(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(500):
+            archive.writestr(f"{number}", bytes([number % 256]) * (number * 37 % 5000))
+    reads = []
+
+    def read(offset: int, size: int) -> bytes:
+        reads.append(size)
+        return (tmp_path / "a.zip").read_bytes()[offset : offset + size]
+
+    size_bytes = (tmp_path / "a.zip").stat().st_size
+    found = list(lint_archive("a.zip", "zip", read, size_bytes, digest=True))
+    assert reasons(found) == [None] * 501
+    assert found[-1].sha256 == hashlib.sha256(bytes([499 % 256]) * (499 * 37 % 5000)).hexdigest()
+    assert len(reads) < 60
+
+
+def test_the_limit_of_pixels_is_that_of_a_run() -> None:
+    assert Options().max_pixels == WorkersSection().max_image_pixels
 
 
 def test_record_files_of_other_kinds(tmp_path: Path) -> None:

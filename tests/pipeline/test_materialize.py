@@ -401,6 +401,24 @@ def test_a_damaged_staged_copy_is_no_hole(data, text, build, tmp_path, shard) ->
     assert all(np.array_equal(built.arrays[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("shard", [0, 1], ids=["records", "pictures"])
+def test_a_damaged_copy_that_another_thread_removed_is_no_hole(
+    data, text, build, tmp_path, shard
+) -> None:
+    ref = data.shards[shard]
+    copy = Path(staged_path(str(tmp_path), ref))
+    copy.write_bytes(bytes(b ^ 255 for b in Path(ref.url).read_bytes()))
+
+    class Slower(ShardReader):
+        def read(self, shard, offset, size):
+            found = super().read(shard, offset, size)
+            copy.unlink(missing_ok=True)
+            return found
+
+    with Slower(str(tmp_path), deadline_s=LONG_S, retries=0) as reader:
+        assert build(data.pack(data.item(3, text)), reader=reader).new_holes == {}
+
+
 def test_a_damaged_record_is_a_hole_of_its_sample_alone(data, text, build) -> None:
     whole = build(data.pack(data.item(3, text), data.item(0, text)))
     item = dataclasses.replace(data.item(3, text), crc32=5)

@@ -233,3 +233,99 @@ def test_bytes_that_are_no_picture(data) -> None:
 def test_reasons_are_of_a_known_kind(data: bytes, reason: str) -> None:
     with pytest.raises(ImageError, match="^" + reason):
         rgb_of(data)
+
+
+# ---- hostile files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (chunk(b"pHYs", b"\0"),),
+        (chunk(b"sRGB", b""),),
+        (chunk(b"gAMA", b"\0"),),
+        (chunk(b"cHRM", b"abc"),),
+        (chunk(b"gAMA", bytes(4))[:-1] + b"\x07",),
+        (chunk(b"tRNS", b"\1"),),
+        (chunk(b"acTL", b"\0"),),
+        (chunk(b"acTL", bytes(8)), chunk(b"fcTL", struct.pack(">5L6x", 9, 400, 400, 0, 0))),
+        (chunk(b"acTL", bytes(8)), chunk(b"fcTL", struct.pack(">5L6x", 0, 2, 2, 2, 2))),
+    ],
+    ids="phys srgb gamma chroma crc transparency actl outside offset".split(),
+)
+def test_damage_beside_the_pixels_of_a_png_does_not_cost_the_picture(extra) -> None:
+    data = png(4, 4, 8, 2, (b"\0" + b"\xff\0\0" * 4) * 4, *extra)
+    assert (rgb_of(data) == (255, 0, 0)).all()
+
+
+def test_a_png_whose_rows_are_not_all_there() -> None:
+    rows = (b"\0" + b"\1\2\3" * 96) * 64
+    for kept in (0, 10, 63):
+        with pytest.raises(ImageError, match=r"^truncated PNG"):
+            rgb_of(png(96, 64, 8, 2, rows[: kept * 289]))
+    black = b"\0" + bytes(288)
+    assert not rgb_of(png(96, 64, 8, 2, black * 64)).any()
+    assert not rgb_of(png(96, 64, 8, 2, black * 64 + b"behind")).any()
+    assert not rgb_of(png(96, 3, 1, 0, bytes(13) * 3)).any()
+
+
+def interlaced(rows: bytes) -> bytes:
+    data = bytearray(png(5, 3, 8, 0, rows))
+    data[28] = 1
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+def test_an_interlaced_png_whose_last_pass_is_not_there() -> None:
+    """Of 5x3 pixels the passes have 1, 1, 0, 1, 3, 4 and 5, those of the sixth in two rows."""
+    passes = [b"\0" + bytes([9]) * n for n in (1, 1, 1, 3, 2, 2, 5)]
+    assert (rgb_of(interlaced(b"".join(passes))) == 9).all()
+    with pytest.raises(ImageError, match=r"^truncated PNG"):
+        rgb_of(interlaced(b"".join(passes[:-1])))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(4, 4, 8, 2, bytes(52), chunk(b"IHDR", struct.pack(">II5B", 9**5, 9**5, 8, 2, 0, 0, 0))),
+        png(4, 4, 8, 3, bytes(20)),
+        encoded(Image.new("L", (4, 4)), "GIF")[:6] + struct.pack("<HH", 13_000, 13_000) + b"\0" * 3
+        + b",\0\0\0\0\4\0\4\0\0\2\1\0\0;",
+        b"P6\n#" + b"x" * 1_000_000,
+        b"P6 two words 255\n",
+    ],
+    ids="two-sizes no-palette gif-screen netpbm-comment netpbm-words".split(),
+)  # fmt: skip
+def test_claims_are_refused_before_anything_is_decoded(data, monkeypatch) -> None:
+    def load(*_) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(Image.Image, "load", load)
+    with pytest.raises(ImageError, match=r"^(corrupt|too many pixels)"):
+        rgb_of(data)
+
+
+def test_the_first_picture_of_an_animated_webp_costs_four_times_its_pixels() -> None:
+    stored = io.BytesIO()
+    RGB.save(stored, "WEBP", save_all=True, append_images=[RGB.rotate(90)])
+    assert rgb_of(stored.getvalue(), 4 * 96 * 64).shape == (64, 96, 3)
+    with pytest.raises(ImageError, match="too many pixels: animated WEBP of 96x64, the limit is"):
+        rgb_of(stored.getvalue(), 4 * 96 * 64 - 1)
+
+
+def test_white_is_zero_in_16_bits_too() -> None:
+    stored = encoded(Image.fromarray(np.full((4, 4), 0x4040, np.uint16)), "TIFF")
+    assert (rgb_of(stored) == 64).all()
+    white_is_zero = stored.replace(b"\x06\x01\3\0\1\0\0\0\1\0", b"\x06\x01\3\0\1\0\0\0\0\0")
+    assert white_is_zero != stored
+    assert (rgb_of(white_is_zero) == 191).all()
+
+
+def test_a_reason_is_never_a_bare_number_or_the_name_of_an_error() -> None:
+    tiff = encoded(RGB, "TIFF")
+    at = tiff.index(struct.pack("<HHL", 259, 3, 1)) + 8
+    unknown = tiff[:at] + struct.pack("<H", 60_000) + tiff[at + 2 :]
+    with pytest.raises(ImageError, match=r"a field or value 60000 is missing or unknown"):
+        rgb_of(unknown)
+    with pytest.raises(ImageError, match=r"^corrupt PNG: its header cannot be read"):
+        rgb_of(png(4, 4, 3, 0, bytes(20)))

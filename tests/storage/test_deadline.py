@@ -69,7 +69,7 @@ def test_a_call_that_never_started_is_not_run_later(gate: threading.Event) -> No
     pool = ReaderPool(threads=1)
     busy = threading.Thread(target=lambda: pool.run(gate.wait, timeout_s=5, what="busy"))
     busy.start()
-    wait_for(lambda: pool._pending == 1)
+    wait_for(lambda: len(pool._waited_for) == 1)
     ran: list[int] = []
     with pytest.raises(StorageTimeout):
         pool.run(lambda: ran.append(1), timeout_s=0.01, what="late")
@@ -79,6 +79,30 @@ def test_a_call_that_never_started_is_not_run_later(gate: threading.Event) -> No
     assert pool.run(lambda: 2, timeout_s=5, what="next") == 2
     assert ran == []
     pool.close()
+
+
+def test_close_ends_every_wait(gate: threading.Event) -> None:
+    pool = ReaderPool(threads=1)
+    ends: list[str] = []
+
+    def read(name: str) -> None:
+        with pytest.raises(StorageTimeout) as raised:
+            pool.run(gate.wait, timeout_s=60, what=name)
+        ends.append(str(raised.value))
+
+    callers = [threading.Thread(target=read, args=(name,)) for name in ("runs", "queued")]
+    for caller in callers:
+        caller.start()
+    wait_for(lambda: len(pool._waited_for) == 2)
+    pool.close(timeout_s=0.1)
+    for caller in callers:
+        caller.join(5)
+    assert sorted(ends) == [
+        f"{name}: the store was closed meanwhile" for name in ("queued", "runs")
+    ]
+    gate.set()
+    wait_for(lambda: reader_threads() == 0)
+    assert pool.stuck == 0
 
 
 def test_many_callers() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -262,8 +263,12 @@ def test_an_open_index_outlives_the_next_build(index: Index, data: Path) -> None
     build_index([source], index.index_dir, counter=ByteCounter)
     assert samples_of(index.columns(0, np.arange(12))) == before
     assert Index.open(index.index_dir).sources[0].shard_samples == (1, 0, 1, 1)
+    index.columns(1, np.array([0]))  # mapped for the first time
+    for shard in index.manifest.sources[1].shards:
+        os.unlink(Path(index.index_dir, shard.samples.name))
+    fresh = Index(index.index_dir, index.manifest)
     with pytest.raises(StaleIndexError, match="restart what used the old index"):
-        index.columns(1, np.array([0]))
+        fresh.columns(1, np.array([0]))
 
 
 def test_damage_is_refused(index: Index) -> None:

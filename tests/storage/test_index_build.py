@@ -255,7 +255,7 @@ def test_an_index_of_an_older_version_is_refused_and_built_anew(world: World) ->
     for shard in older:
         del shard["num_text_samples"]
     path.write_text(json.dumps({**manifest, "version": INDEX_VERSION - 1}))
-    Path(world.index_dir, "shard-0123.samples.arrow").write_bytes(b"of the older version")
+    Path(world.index_dir, f"shard-{'0123' * 6}.samples.arrow").write_bytes(b"of the older version")
     with pytest.raises(StaleIndexError, match=r"is of version 2, .* run `dataservice index` again"):
         Index.open(world.index_dir)
     world.build()
@@ -333,7 +333,7 @@ def test_files_of_older_data_are_removed(world: World) -> None:
     world.build()
     after = set(os.listdir(world.index_dir))
     assert len(after) == len(before) + 1 and "notes.txt" in after
-    assert before & after == {".lock", "manifest.json", "rejected.jsonl"}
+    assert before & after == {".lock", ".open", "manifest.json", "rejected.jsonl"}
 
 
 # ---- identity

@@ -15,6 +15,7 @@ def folder(tmp_path: Path) -> Path:
     for name in (
         "a.jsonl", "a.zip", "a.tar", "b.jsonl.gz", "b.tar", "c.json", "d.jsonl.zip", "d.zip",
         "roots/x.zip", "roots/y.tar", "roots/README.md", "roots/z.tar.gz", "deep/e.parquet",
+        "parts/x.zip.001", "parts/x.z01", "a.jsonl.idx",
     ):  # fmt: skip
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -42,7 +43,7 @@ def listed(folder: Path, *records: str, images: tuple[str, ...] = ()) -> tuple[l
 
 
 def test_archives_of_the_same_stem_stand_beside(folder: Path) -> None:
-    records, beside, _ = listed(folder, "*.json*", "deep/*")
+    records, beside, _ = listed(folder, "*.json*", "deep/*")  # but not the places of Energon
     assert records == ["a.jsonl", "b.jsonl.gz", "c.json", "d.jsonl.zip", "deep/e.parquet"]
     assert beside == ["a.zip a.tar", "b.tar", "", "d.zip", ""]
     assert record_stem("/x/a.b.jsonl.zst") == "/x/a.b" and record_stem("a.json") == "a"
@@ -55,6 +56,8 @@ def test_roots_are_archives_and_folders_in_their_order(folder: Path) -> None:
         ("*.jpg", r"images .*\*\.jpg' is no folder and matches no zip or tar archive$"),
         ("roots/README.md", "is no folder and matches no zip or tar archive$"),
         ("roots/*.gz", r"a compressed tar cannot be read by place, unpack it to \.tar"),
+        ("parts/*.zip.0*", r"x\.zip\.001 is a part of a split archive, join the parts first"),
+        ("parts/*.z0*", r"x\.z01 is a part of a split archive, join the parts first"),
     ):
         with pytest.raises(ConfigError, match=reason):
             listed(folder, "*.jsonl", images=(images,))
@@ -67,3 +70,30 @@ def test_many_files_are_looked_at_side_by_side(folder: Path) -> None:
         (folder / f"m{number:02d}.jsonl").write_bytes(b"x")
     records, beside, _ = listed(folder, "m*.jsonl", "a.jsonl")
     assert len(records) == 41 and beside == ["a.zip a.tar", *[""] * 40]
+
+
+def test_names_with_the_characters_of_patterns(folder: Path) -> None:
+    odd = folder / "run [1] *? x"
+    odd.mkdir()
+    for name in ("a.jsonl", "b[2].jsonl", "i[1].zip"):
+        (odd / name).write_bytes(b"x")
+    source = SourceFiles(
+        name="s",
+        records=(f"{odd}/a*.jsonl", f"{odd}/b[2].jsonl", f"{odd}/b[[]2].jsonl"),
+        images=(f"{odd}/i[1].zip",),
+    )
+    store = Store()
+    found = list_source(source, store, deadline_s=10)
+    store.close()
+    assert [Path(file.url).name for file in found.records] == ["a.jsonl", "b[2].jsonl"]
+    assert [Path(file.url).name for file in found.roots] == ["i[1].zip"]
+
+
+def test_names_that_are_not_utf_8_are_named(folder: Path) -> None:
+    for suffix in (b"jsonl", b"zip"):
+        with open(bytes(folder) + b"/\xff." + suffix, "wb"):
+            pass
+    with pytest.raises(ConfigError, match=r"name of '.*udcff\.jsonl' is not UTF-8; rename"):
+        listed(folder, "*.jsonl")
+    with pytest.raises(ConfigError, match=r"name of '.*udcff\.zip' is not UTF-8; rename"):
+        listed(folder, "a.jsonl", images=("*.zip",))

@@ -319,3 +319,17 @@ def test_a_forked_child_reads_with_its_own_descriptors(
         os._exit(0 if good else 1)
     assert reader.read(shard, 7, 3) == CONTENT[7:10]
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_names_that_no_file_can_have_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    store = Store(attempts=1)
+    for name in ("loop", "file/x", "n" * 300, "d/" * 3000, "pipe"):
+        with pytest.raises(FileNotFoundError):
+            store.stat(f"{tmp_path}/{name}", deadline_s=10)
+    with pytest.raises(StorageError, match="is no regular file"):
+        store.read(f"{tmp_path}/pipe", 0, 1, deadline_s=10)
+    assert store.stuck_reads == 0
+    store.close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import random
 import struct
 import tracemalloc
 import zipfile
@@ -77,17 +78,36 @@ def test_what_was_packed_comes_out(packing: str, content: bytes, parts: int, siz
 
 
 def test_pieces_are_bounded_and_memory_too() -> None:
+    chosen = random.Random(5)
+    content = b"".join(chosen.randbytes(8_000) + bytes(992_000) for _ in range(100))
     for packing, packed in (
-        ("gz", gzip.compress(bytes(300_000_000), 1)),
-        ("zst", zstandard.ZstdCompressor().compress(bytes(300_000_000))),
+        ("gz", gzip.compress(content, 1)),
+        ("zst", zstandard.ZstdCompressor().compress(content)),
     ):
         tracemalloc.start()
         sizes = [len(piece) for piece in unpacked(packing, cut(packed, 1 << 20))]
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert sum(sizes) == 300_000_000
+        assert sum(sizes) == len(content)
         assert max(sizes) < 1_200_000
         assert peak < 8_000_000
+
+
+@pytest.mark.parametrize("packing", ["gz", "zst", "zip"])
+def test_a_bomb_is_given_up_behind_64_mib(packing: str) -> None:
+    content = bytes(80_000_000)
+    packed = {
+        "gz": lambda: gzip.compress(content, 1),
+        "zst": lambda: zstandard.ZstdCompressor().compress(content),
+        "zip": lambda: pack("zip", content),
+    }[packing]()
+    for size in (1000, len(packed)):
+        got = 0
+        with pytest.raises(RecordError, match=r"more than 200 times .*after [0-9]{8} bytes") as bad:
+            for piece in unpacked(packing, cut(packed, size)):
+                got += len(piece)
+        assert 64 << 20 <= got < 70_000_000
+        assert str(bad.value).endswith(f"(after {got} bytes of content)")
 
 
 def test_gzip_members_padding_and_garbage() -> None:

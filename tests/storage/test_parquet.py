@@ -22,7 +22,7 @@ from dataservice.errors import ArchiveError, DataError, RecordError, StorageErro
 from dataservice.storage.jsonl import Line
 from dataservice.storage.objects import ShardReader
 from dataservice.storage.parquet import read_image, reading
-from dataservice.storage.recordfiles import RecordScan, read_record, scan_offsets
+from dataservice.storage.recordfiles import RecordScan, count_records, read_record, scan_offsets
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -84,6 +84,7 @@ def scanned(data: bytes, **options: int) -> list[Line]:
     lines = [line for batch in made.batches() for line in batch]
     rows = scan_offsets(store, "a.parquet", len(data), deadline_s=9)
     if not options:
+        assert count_records(store, "a.parquet", len(data), deadline_s=9) == len(lines)
         assert rows.offset.tolist() == [line.offset for line in lines]
         assert rows.length.tolist() == [line.length for line in lines]
         assert (rows.crc32, rows.unpacked_bytes) == (made.crc32, len(data))
@@ -211,7 +212,7 @@ def test_a_record_over_the_limit_and_a_row_that_is_no_text() -> None:
 )
 def test_files_that_are_no_records_are_one_reason(data: bytes, reason: str) -> None:
     (line,) = scanned(data)
-    assert line[:4] == (1, 0, 0, None)
+    assert line == Line(1, 0, 0, None, line.problem)
     assert reason in line.problem
 
 

@@ -217,6 +217,40 @@ def test_claims_of_size_are_bounded() -> None:
     png[16:24] = struct.pack(">II", 65_536, 2_000)
     with pytest.raises(ImageError, match="65536x2000, the limit of a side is 65535"):
         probe(Source(bytes(png)), len(png))
+    png[16:24] = struct.pack(">II", 5_000, 5_000)
+    with pytest.raises(ImageError, match="too many pixels or truncated: 5000x5000 in a file of"):
+        probe(Source(bytes(png)), len(png))
+    assert probe(Source(bytes(png) + bytes(3_000)), len(png) + 3_000).width == 5_000
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"P6 4 3 255\n", (4, 3)),
+        (b"P5\n# a comment\n4#another\n3\t65535\n", (4, 3)),
+        (b"P4 4 3\n", (4, 3)),
+        (b"P1\n#" + b"x" * 20_000 + b"\n4 3\n", (4, 3)),
+        (b"P6 4 3 0\n", "the largest value is 0"),
+        (b"P6 4 3 65536\n", "the largest value is 65536"),
+        (b"P6 4 -3 255\n", "no width, height and largest value"),
+        (b"P6 4 3", "no width, height and largest value"),
+        (b"P6 0 0 255\n", "no pixels"),
+        (b"P1\n#" + b"x" * 1_000_000 + b"\n4 3\n", "no width, height and largest value"),
+    ],
+)
+def test_netpbm_headers(data: bytes, said: tuple[int, int] | str) -> None:
+    if isinstance(said, tuple):
+        header = probe(Source(data), len(data))
+        assert (header.width, header.height, header.format) == (*said, "PPM")
+    else:
+        with pytest.raises(ImageError, match=said):
+            probe(Source(data), len(data))
+
+
+def test_a_text_that_begins_with_the_letters_of_a_bmp() -> None:
+    text = b"BMW is a car; many a text begins with these letters"
+    with pytest.raises(ImageError, match="not an image"):
+        probe(Source(text), len(text))
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])

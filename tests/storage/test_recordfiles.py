@@ -22,7 +22,13 @@ from storage.recordbytes import (
 
 from dataservice.errors import StorageError
 from dataservice.storage.jsonl import Line
-from dataservice.storage.recordfiles import Offsets, RecordScan, heads, scan_offsets
+from dataservice.storage.recordfiles import (
+    Offsets,
+    RecordScan,
+    count_records,
+    heads,
+    scan_offsets,
+)
 from dataservice.storage.recordfiles import content as content_module
 from dataservice.storage.recordfiles.finders import Finder
 from dataservice.storage.recordfiles.heads import finder_for
@@ -110,6 +116,24 @@ def test_a_record_over_the_limit_is_reported_and_not_held() -> None:
         Line(4, 62, 11, None, reason.format(11)),
     ]
     assert offsets("a.jsonl", data).length.tolist() == [5, 50, 4, 11]
+
+
+def test_memory_for_a_record_over_the_limit_is_that_of_the_limit() -> None:
+    data = b"y" * 30_000_000 + b"\nnext\n"
+    tracemalloc.start()
+    lines, _ = scan("a.jsonl", data, max_record_bytes=4_000_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [(line.length, line.data) for line in lines] == [(30_000_000, None), (4, b"next")]
+    assert peak < 8_000_000
+
+
+@pytest.mark.parametrize("end", [b"", b"\r", b"  ", b"a"])
+def test_blocks_of_blank_lines(end: bytes) -> None:
+    data = b"\n" * 5_000 + b" \r\n\t\n\r" * 2_000 + b"\nrecord\r\n" + b"\n" * 3_000 + end
+    for size in (1, 7, 1_000, len(data)):
+        chunks = [data[at : at + size] for at in range(0, len(data), size)]
+        assert found(LineFinder(), chunks) == (slow_lines(data), -1)
 
 
 # ---- JSON values
@@ -204,6 +228,8 @@ def both(name: str, data: bytes, block: int) -> tuple[list[Line], RecordScan]:
         patch.setattr(heads, "_PART_BYTES", block)
         lines, made = scan(name, data)
         rows = offsets(name, data)
+        count = count_records(MemoryStore({name: data}), name, len(data), deadline_s=9)
+    assert count == len(lines)
     assert rows.offset.tolist() == [line.offset for line in lines]
     assert rows.length.tolist() == [line.length for line in lines]
     assert (rows.crc32, rows.unpacked_bytes) == (made.crc32, made.unpacked_bytes)
@@ -254,7 +280,8 @@ def test_a_packed_file_that_is_cut_off_or_damaged(packing: str, where: float, by
             if line.data != CONTENT[row[1] : row[1] + row[2]]:
                 break  # flipped bits may come out before the checksum tells
         else:
-            assert [tuple(line[:3]) for line in good] == expected[: len(good)]
+            found = [(line.number, line.offset, line.length) for line in good]
+            assert found == expected[: len(good)]
         if len(good) < len(lines):
             assert (lines[-1].data, lines[-1].length) == (None, 0)
             assert lines[-1].problem

@@ -172,6 +172,7 @@ def test_a_cut_archive_keeps_what_stands_before_the_cut() -> None:
         (b"\x28\xb5\x2f\xfd" + bytes(1000), "compressed by Zstandard"),
         (b"BZh9" + bytes(1000), "compressed by bzip2"),
         (b"\xfd7zXZ\0" + bytes(1000), "compressed by xz"),
+        (b"\x1f\x8b" + bytes(100), "compressed by gzip"),
         (b"no tar at all" * 100, "not a tar archive"),
         (make_tar([(info("a"), b"1")])[:1024] + b"x" * 1024, "no valid header at 1024"),
     ],

@@ -102,8 +102,9 @@ def test_data_descriptors_and_unlike_extra_fields() -> None:
     assert read_stored(source, place(table, 0), len(source.data), 10)[1] == PICTURE[:10]
 
 
+@pytest.mark.parametrize("before", [b"", b"\x55\x54\x01\0\0"])
 @pytest.mark.parametrize("disk", [0, 0xFFFF])
-def test_zip64_values_stand_only_where_they_are_needed(disk: int) -> None:
+def test_zip64_values_stand_only_where_they_are_needed(disk: int, before: bytes) -> None:
     for known in range(3):
         fields = [len(TEXT), len(TEXT), 0]
         extra, values = b"", [WIDE] * 3
@@ -118,7 +119,7 @@ def test_zip64_values_stand_only_where_they_are_needed(disk: int) -> None:
             stored_size=values[1],
             offset=values[2],
             disk=disk,
-            extra=b"\x55\x54\x01\0\0" + struct.pack("<2H", 1, len(extra)) + extra,
+            extra=before + struct.pack("<2H", 1, len(extra)) + extra,
         )
         assert contents(build([part])) == {"a.png": TEXT}
 
@@ -140,7 +141,7 @@ def test_names() -> None:
         Part(name="\u00e8.png".encode(), data=b"2"),
         Part(name=b"\x82ld.png", data=b"3"),
         Part(name=b"ordn?ng", data=b"4", extra=unicode_path),
-        Part(name=b"plain", data=b"5", extra=wrong_crc),
+        Part(name=b"up/up", data=b"5", extra=wrong_crc),
         Part(name=b"a..b/..c/d..", data=b"6"),
         Part(name=b"", data=b"7"),
         Part(name=b"\xff.png", data=b"8", flags=0x800),
@@ -152,7 +153,7 @@ def test_names() -> None:
         "\u00e8.png": b"2",
         "\u00e9ld.png": b"3",
         path.decode(): b"4",
-        "plain": b"5",
+        "up/up": b"5",
         "a..b/..c/d..": b"6",
         "n" * 1024: b"9",
     }

@@ -203,6 +203,16 @@ def test_a_cut_archive_that_holds_a_whole_one() -> None:
         directory(outer[: len(outer) - 40])
 
 
+def test_an_end_record_in_the_comment_of_the_archive() -> None:
+    other = build([Part(name=b"other", data=b"other")])
+    end = other[other.rindex(b"PK\x05\x06") :]
+    for comment in (end, end + b"behind", b"before" + end, end * 3):
+        data = build([GOOD])[:-2] + struct.pack("<H", len(comment)) + comment
+        assert contents(data) == {"good": PICTURE}
+    with pytest.raises(ArchiveError, match="central directory is not where it should be"):
+        contents(build([GOOD]) + end)
+
+
 def test_offsets_of_32_bits_in_a_larger_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     small = build([GOOD])
     hole = 1 << 32

@@ -30,6 +30,7 @@ def expand_mixture(
     path: str,
     *,
     images: Sequence[str] = (),
+    strip_prefix: str = "",
     use: Sequence[str] = (),
     base_dir: str,
     endless: bool,
@@ -37,9 +38,9 @@ def expand_mixture(
 ) -> list[dict[str, Any]]:
     """The file's parts as values of `SourceSection`, paths absolute.
 
-    `images`: more places, after those of the file. `use`: names of parts, all of them when empty;
-    "name%50" takes that random share. `base_dir`: where relative paths go on that name nothing
-    below the file's own folder. Raises ConfigError.
+    `images`: more places, after those of the file; `strip_prefix` as of a source. `use`: names of
+    parts, all of them when empty; "name%50" takes that random share. `base_dir`: where relative
+    paths go on that name nothing below the file's own folder. Raises ConfigError.
     """
     if "://" in path:
         raise ConfigError(f"mixture: {path} should be a local file; its records may lie elsewhere")
@@ -54,7 +55,9 @@ def expand_mixture(
         )
     parts = _used(file, reader(file), use)
     file.report()
-    return _sections(file, parts, list(images), endless=endless, weight_by=weight_by)
+    _check_kind_of_run(file, parts, endless=endless, weight_by=weight_by)
+    common = {"images": list(images), "strip_prefix": strip_prefix}
+    return _sections(parts, common, endless=endless)
 
 
 def _used(file: MixtureFile, parts: list[Part], use: Sequence[str]) -> list[Part]:
@@ -78,17 +81,16 @@ def _used(file: MixtureFile, parts: list[Part], use: Sequence[str]) -> list[Part
     return chosen
 
 
-def _sections(
-    file: MixtureFile, parts: list[Part], images: list[str], *, endless: bool, weight_by: str
-) -> list[dict[str, Any]]:
-    _check_kind_of_run(file, parts, endless=endless, weight_by=weight_by)
+def _sections(parts: list[Part], common: dict[str, Any], *, endless: bool) -> list[dict[str, Any]]:
+    """`common` is what all parts have."""
     names: set[str] = set()
     sections = []
     for part in parts:
         section: dict[str, Any] = {
+            **common,
             "name": _free_name(part.name, names),
             "records": [part.records],
-            "images": [*part.images, *images],
+            "images": [*part.images, *common["images"]],
             "take": part.take,
             "mismatch": part.mismatch,
         }

@@ -29,6 +29,7 @@ _IDLE = (
     "shuffle_over_epochs_multiplier",
 )
 _RECORDS = re.compile(r"\.jsonl?(\.gz|\.zst|\.zip)?$")
+_ONLY = "only subsets that begin at the first sample or end at 100% are read; split the file"
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,12})?)%")
 
 
@@ -102,6 +103,9 @@ def _of_blend(
 ) -> list[Part]:
     if above.repeat != 1:
         raise file.error(where, "blend inside blend_epochized cannot be read: use one of them")
+    _refuse(
+        file, children, "repetitions", "count in blend_epochized; in a blend give weight", where
+    )
     weights = [
         file.number(child, "weight", f"{where}[{number}]") or Fraction(1)
         for number, child in enumerate(children)
@@ -120,12 +124,23 @@ def _of_epochized(
 ) -> list[Part]:
     if above.weight is not None:
         raise file.error(where, "blend_epochized inside blend cannot be read: use one of them")
+    _refuse(
+        file, children, "weight", "counts in a blend; in blend_epochized give repetitions", where
+    )
     parts = []
     for number, child in enumerate(children):
         times = file.number(child, "repetitions", f"{where}[{number}]") or Fraction(1)
         inner = replace(above, repeat=above.repeat * times)
         parts += _of_node(file, child, f"{where}[{number}]", inner)
     return parts
+
+
+def _refuse(
+    file: MixtureFile, children: list[dict[str, Any]], key: str, why: str, where: str
+) -> None:
+    for number, child in enumerate(children):
+        if key in child:
+            raise file.error(f"{where}[{number}].{key}", f"{child[key]!r} {why}")
 
 
 def _of_path(file: MixtureFile, node: dict[str, Any], where: str, above: _Above) -> list[Part]:
@@ -180,6 +195,10 @@ def _subset(file: MixtureFile, value: object, where: str) -> list[_Subset]:
     entry = file.mapping(value, where)
     file.keys(entry, where, ("range",), ())
     ends = file.items(entry.get("range"), f"{where}.range")
+    if len(ends) == 2 and str(ends[1]).strip() == "end":
+        if ends[0] not in (0, "0%"):
+            raise file.error(f"{where}.range", f"{_ONLY}, got {ends}")
+        return []
     shares = [_PERCENT.fullmatch(str(end)) for end in ends]
     if len(ends) == 2 and all(shares):
         start, stop = (Fraction(share[1]) / 100 for share in shares if share)
@@ -217,6 +236,4 @@ def _take(file: MixtureFile, subsets: tuple[_Subset, ...], where: str) -> str:
         return "all" if kept.stop == 1 else f"first:{percent(kept.stop)}"
     if not kept.absolute and kept.stop == 1:
         return f"end:{percent(1 - kept.start)}"
-    raise file.error(
-        where, "only subsets that begin at the first sample or end at 100% are read; split the file"
-    )
+    raise file.error(where, _ONLY)

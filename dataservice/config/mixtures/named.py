@@ -73,5 +73,6 @@ def _entries_have(content: object, key: str) -> bool:
     return (
         isinstance(content, dict)
         and bool(content)
-        and all(isinstance(entry, dict) and key in entry for entry in content.values())
+        and all(isinstance(entry, dict) for entry in content.values())
+        and any(key in entry for entry in content.values())
     )

@@ -7,12 +7,11 @@ percent. Images lie below a folder that its trainer is given separately (`mixtur
 from __future__ import annotations
 
 import posixpath
-import re
 
 from dataservice.config.mixtures.parts import MixtureFile, Part
+from dataservice.config.values import checked_take
 
 _KNOWN = ("json_path", "sampling_strategy")
-_STRATEGY = re.compile(r"all|(?:first|end|random):[0-9]+(?:\.[0-9]+)?%?")
 
 
 def is_onevision(content: object) -> bool:
@@ -28,11 +27,10 @@ def onevision_parts(file: MixtureFile) -> list[Part]:
         entry = file.mapping(value, where)
         file.keys(entry, where, _KNOWN, ())
         strategy = str(entry.get("sampling_strategy", "all")).replace(" ", "")
-        if not _STRATEGY.fullmatch(strategy):
-            raise file.error(
-                f"{where}.sampling_strategy",
-                f"should be all, first:N, end:N or random:N, N also as 10%, got {strategy!r}",
-            )
+        try:
+            checked_take(strategy)
+        except ValueError as error:
+            raise file.error(f"{where}.sampling_strategy", f"{error}, got {strategy!r}") from None
         records = file.text(entry, "json_path", where)
         parts.append(
             Part(

@@ -23,6 +23,7 @@ import yaml
 from dataservice.config.values import expand_path
 from dataservice.core.limits import exact_fraction
 from dataservice.errors import ConfigError
+from dataservice.storage.backends import literal_front
 
 _LOG = logging.getLogger(__name__)
 
@@ -149,9 +150,9 @@ def read_file(path: str, folders: tuple[str, ...], notes: Notes | None = None) -
         raise ConfigError(f"mixture: {path} is larger than {MAX_FILE_BYTES:,} bytes")
     try:
         if path.endswith(".json"):
-            content = json.loads(text, parse_float=Decimal)
+            content = json.loads(text, parse_float=Decimal, object_pairs_hook=_without_twins)
         else:
-            content = yaml.safe_load(text)
+            content = _YamlWithoutTwins(text).get_single_data()
     except RecursionError:
         raise ConfigError(f"mixture: {path} is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -161,6 +162,28 @@ def read_file(path: str, folders: tuple[str, ...], notes: Notes | None = None) -
     return MixtureFile(name=path, folders=folders, content=content, notes=notes or Notes())
 
 
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twin = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twin!r} stands twice in one object; rename one of them")
+    return found
+
+
+class _YamlWithoutTwins(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+                raise ValueError(
+                    f"the key {key.value!r} stands in line {line} and in line {lines[key.value]}; "
+                    "rename one of them"
+                )
+        return super().construct_mapping(node, deep)
+
+
 def percent(share: Fraction) -> str:
     """A share as percent in decimals, such as "12.5%"; at most 12 digits behind the point."""
     text = f"{share.numerator * 100 * 10**12 // share.denominator:013d}"
@@ -168,7 +191,10 @@ def percent(share: Fraction) -> str:
 
 
 def _exists(path: str) -> bool:
-    return os.path.lexists(path) or next(glob.iglob(path, recursive=True), None) is not None
+    return (
+        os.path.lexists(path)
+        or next(glob.iglob(literal_front(path), recursive=True), None) is not None
+    )
 
 
 def _shown(value: object) -> str:

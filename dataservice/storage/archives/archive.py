@@ -110,17 +110,17 @@ class Archive:
         sizes[members, 0] = width
         sizes[members, 1] = height
 
-    def probe(self, access: Access, member: int) -> Size | DataError:
-        """The picture's upright width and height, by its header. Raises StorageError."""
+    def places(self, members: Sequence[int]) -> list[zips.Place]:
+        rows = np.array(members, dtype=np.int64)
+        columns = [self.columns[name].take(rows).tolist() for name in zips.Place._fields]
+        return [zips.Place(*values) for values in zip(*columns, strict=True)]
+
+    def probe(self, access: Access, member: int, place: zips.Place) -> Size | DataError:
+        """The upright width and height of the picture at its place, by its header. Raises
+        StorageError."""
         problem = self.problem(member)
         if problem is not None:
             return problem
-        place = zips.Place(
-            *(
-                self.columns[name].item(member)
-                for name in ("method", "offset", "stored_bytes", "size_bytes", "crc32")
-            )
-        )
         try:
             header = probe_place(
                 lambda offset, size: self._part(access, offset, size),
@@ -134,9 +134,9 @@ class Archive:
             self._failed[member] = failed
             self._all_sizes()
             return failed
-        size = header.width, header.height
-        self._all_sizes()[member] = size
-        return size
+        sizes = self._all_sizes()
+        sizes[member, 0], sizes[member, 1] = header.width, header.height
+        return header.width, header.height
 
     @property
     def entry(self) -> ArchiveEntry:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from dataservice.errors import DataError, RecordError, StorageError
 from dataservice.storage.archives.access import ManyReads
 from dataservice.storage.archives.archive import Archive
@@ -23,8 +25,8 @@ T = TypeVar("T")
 Size = tuple[int, int]
 
 
-class Place(NamedTuple):
-    """Of an image."""
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Of an image. A msgspec struct, like a record: there are as many."""
 
     archive: int
     """Number in `ImageFinder.archives`."""
@@ -129,7 +131,12 @@ class ImageFinder:
         members = [place.member for place in places]
         known = archive.known_sizes(members)
         unknown = [member for member, size in zip(members, known, strict=True) if size is None]
-        probed = iter(self._reads.each(archive.file.url, archive.probe, unknown))
+        asked = list(zip(unknown, archive.places(unknown), strict=True))
+        probed = iter(
+            self._reads.each(
+                archive.file.url, lambda access, item: archive.probe(access, *item), asked
+            )
+        )
         return [next(probed) if size is None else size for size in known]
 
     def _in_step(

@@ -64,8 +64,9 @@ class Lookup:
         return cls(_columns(path, rows, "r") if rows else _no_columns())
 
     def find(self, names: Sequence[str]) -> tuple[Ints, Ints]:
-        """Archive and member of each name, -1 where no archive has it."""
-        hashes, checks = _hashes(names)
+        """Archive and member of each name, -1 where no archive has it; the names are as
+        `searched_names` gives them."""
+        hashes, checks = _hashes(_digests(names))
         archive = np.full(len(names), -1, dtype=np.int64)
         member = archive.copy()
         if len(self._hash) and len(names):
@@ -77,7 +78,7 @@ class Lookup:
 
     def find_in(self, name: str, archive: int) -> int:
         """The member of that name in one of the archives, -1 when it has none."""
-        (wanted,), (check,) = _hashes([name])
+        (wanted,), (check,) = _hashes(_digests([name]))
         first = int(np.searchsorted(self._hash, wanted))
         for at in range(first, len(self._hash)):
             if self._hash[at] != wanted:
@@ -95,8 +96,7 @@ def write_lookup(path: str, archives: Sequence[Named]) -> None:
         open(path, "wb").close()
         return
     try:
-        with open(unsorted, "wb") as file:
-            file.truncate(rows * 20)
+        _allocate(unsorted, rows)
         columns = _columns(unsorted, rows, "r+")
         filled = 0
         for number, archive in enumerate(archives):
@@ -111,8 +111,7 @@ def write_lookup(path: str, archives: Sequence[Named]) -> None:
 
 def _write_sorted(path: str, unsorted: dict[str, NDArray[Any]]) -> None:
     rows = len(unsorted["hash"])
-    with open(path, "wb") as file:
-        file.truncate(rows * 20)
+    _allocate(path, rows)
     columns = _columns(path, rows, "r+")
     parts = -(-rows // _PART_MEMBERS)
     begin = 0
@@ -135,7 +134,9 @@ def _between(hashes: NDArray[np.uint64], low: int, high: int) -> Ints:
 
 
 def _unsorted(number: int, archive: Named) -> dict[str, NDArray[Any]]:
-    hashes, checks = _hashes(archive.named())
+    rest = iter(archive.named())
+    slices = iter(lambda: list(islice(rest, _SLICE)), [])
+    hashes, checks = _hashes(b"".join([_digests(plain_names(names)) for names in slices]))
     kept = np.flatnonzero(archive.problems() != SHADOWED)[::-1]
     return {
         "hash": hashes[kept],
@@ -145,14 +146,20 @@ def _unsorted(number: int, archive: Named) -> dict[str, NDArray[Any]]:
     }
 
 
-def _hashes(names: Iterable[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+def _digests(names: Iterable[str]) -> bytes:
     digest = xxhash.xxh3_128_digest
-    parts = []
-    rest = iter(names)
-    while some := list(islice(rest, _SLICE)):
-        parts.append(b"".join([digest(name.encode()) for name in plain_names(some)]))
-    words = np.frombuffer(b"".join(parts), dtype="<u8").reshape(-1, 2)
+    return b"".join([digest(name.encode()) for name in names])
+
+
+def _hashes(digests: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    words = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
     return words[:, 0].copy(), words[:, 1].astype(np.uint32)
+
+
+def _allocate(path: str, rows: int) -> None:
+    """On a full disk this fails; writing to the map of a file with holes would end the process."""
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, rows * 20)
 
 
 def _columns(path: str, rows: int, mode: Literal["r", "r+"]) -> dict[str, NDArray[Any]]:

@@ -13,8 +13,8 @@ from dataservice.errors import RecordError
 from dataservice.storage.membertable import is_safe_name
 
 _SHOWN = 200
-_SPECIAL = ("\\", ":", "\0", "..", "//", "./", "/.", "\n/", "/\n", ".\n", "\n\n")
-"""Of these one is in lines of names where a name may not be what is searched for."""
+_SPECIAL = ("\\", ":", "\0", "..", ".\n", "\n\n")
+"""Of these one is in lines of parts of names where a name may not be what is searched for."""
 _IN_ARCHIVE = re.compile(r"(.*?\.(?:zip|tar))@?/+(.+)", re.IGNORECASE | re.DOTALL)
 
 
@@ -30,7 +30,11 @@ def searched_name(name: str, strip_prefix: str = "", add_prefix: str = "") -> st
         raise RecordError(f"image {shown(name[:60])} is a URL; only image roots are read")
     whole = add_prefix + name.removeprefix(strip_prefix)
     if not is_safe_name(whole):
-        raise RecordError(f"image {shown(name)} is absolute or leaves its root; it is not read")
+        remedy = "; strip_prefix makes names relative, such as / with images: [/]"
+        raise RecordError(
+            f"image {shown(name)} is absolute or leaves its root; it is not read"
+            f"{remedy if whole.startswith('/') else ''}"
+        )
     plain = plain_name(whole)
     if not plain:
         raise RecordError(f"image {shown(name)} names no file")
@@ -76,5 +80,5 @@ def is_archive(url: str, name: str) -> bool:
 
 
 def _are_plain(names: Sequence[str]) -> bool:
-    lines = "\n".join(("", *names, ""))
+    lines = "\n".join(("", *names, "")).replace("/", "\n")
     return not any(part in lines for part in _SPECIAL)

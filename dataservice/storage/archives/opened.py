@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from dataservice.errors import ArchiveError
 from dataservice.storage.archives.access import ManyReads
@@ -25,6 +26,13 @@ from dataservice.storage.sources import SourceFiles
 Step = Archive | Folder | ArchiveError
 
 
+class _Searched(NamedTuple):
+    """Places in their order, and of those that are bad as a whole why."""
+
+    steps: list[Group | Folder]
+    unreadable: list[str]
+
+
 class Archives:
     """Close it when done. With no `index_dir` nothing is written."""
 
@@ -35,7 +43,7 @@ class Archives:
         self._reads = ManyReads(store, deadline_s=deadline_s)
         self._roots: dict[str, Step] = {}
         self._beside: dict[str, Step] = {}
-        self._groups: dict[tuple[str, ...], Group] = {}
+        self._shared: dict[tuple[str, ...], _Searched] = {}
 
     def finder(
         self,
@@ -51,26 +59,18 @@ class Archives:
         StorageError.
         """
         # All roots, also where one of them is beside the file: record files share their lookup.
-        shared = [self.root(file) for file in roots]
+        key = tuple(file.url for file in roots)
+        if key not in self._shared:
+            self._shared[key] = self._searched([self.root(file) for file in roots], lookups)
+        shared = self._shared[key]
         self._beside = {file.url: self.beside(file) for file in beside}
-        own = list(self._beside.values())
-        reasons = [str(step) for step in (*own, *shared) if isinstance(step, ArchiveError)]
-        unreadable = list(dict.fromkeys(reasons))
-        steps: list[Group | Folder] = []
-        for kept, opened in ((False, own), (True, shared)):
-            usable = [step for step in opened if not isinstance(step, ArchiveError)]
-            for is_folder, group in groupby(usable, key=lambda step: isinstance(step, Folder)):
-                if is_folder:
-                    steps += [step for step in group if isinstance(step, Folder)]
-                else:
-                    archives = [step for step in group if isinstance(step, Archive)]
-                    steps.append(self._group(archives, lookups, kept=kept))
+        own = self._searched(list(self._beside.values()), lookups)
         return ImageFinder(
-            steps,
+            [*own.steps, *shared.steps],
             self._reads,
             strip_prefix=files.strip_prefix,
             add_prefix=files.add_prefix,
-            unreadable=unreadable,
+            unreadable=list(dict.fromkeys((*own.unreadable, *shared.unreadable))),
         )
 
     def root(self, file: FoundFile) -> Step:
@@ -107,16 +107,21 @@ class Archives:
     def close(self) -> None:
         self._reads.close()
 
-    def _group(self, archives: list[Archive], lookups: str | None, *, kept: bool) -> Group:
-        key = tuple(archive.file.url for archive in archives)
-        if key in self._groups:
-            return self._groups[key]
+    def _searched(self, opened: Sequence[Step], lookups: str | None) -> _Searched:
+        usable = [step for step in opened if not isinstance(step, ArchiveError)]
+        steps: list[Group | Folder] = []
+        for is_folder, group in groupby(usable, key=lambda step: isinstance(step, Folder)):
+            if is_folder:
+                steps += [step for step in group if isinstance(step, Folder)]
+            else:
+                archives = [step for step in group if isinstance(step, Archive)]
+                steps.append(self._group(archives, lookups))
+        return _Searched(steps, [str(step) for step in opened if isinstance(step, ArchiveError)])
+
+    def _group(self, archives: list[Archive], lookups: str | None) -> Group:
         path = os.path.join(lookups, lookup_name(archives)) if lookups else ""
         lookup = Lookup.open(path) if os.path.exists(path) else Lookup.of(archives)
-        group = Group(archives, lookup)
-        if kept:
-            self._groups[key] = group
-        return group
+        return Group(archives, lookup)
 
 
 def lookup_name(archives: Sequence[Archive]) -> str:

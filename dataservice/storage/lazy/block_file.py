@@ -3,7 +3,8 @@
 A file begins with a mark; a record is a head (mark, block number, payload length, CRC-32 of the
 payload, CRC-32 of the head so far) and the payload. Invariants: a record is written once and never
 changed; an unfinished one at the end is cut off by who writes next; damage elsewhere costs the
-blocks it hit and no other: they are missing, and counted again. Several processes may write, one at
+blocks it hit and no other, also in the mark at the front: they are missing, and counted again.
+Several processes may write, one at
 a time, each behind what the others wrote. An appended record outlives its process at once, and the
 machine once the system has written it out. Memory: 12 bytes a block of the record file, counted or
 not.
@@ -39,7 +40,7 @@ class BlockFile:
     """One thread at a time. `num_blocks` is how many the record file has."""
 
     def __init__(self, path: str, num_blocks: int) -> None:
-        """Raises StorageError when the file cannot be opened, or is no such file."""
+        """Raises StorageError when the file cannot be opened."""
         self.path = path
         self._at: NDArray[np.int64] = np.full(num_blocks, -1, dtype=np.int64)
         """Where each block's payload begins; -1: not counted."""
@@ -145,9 +146,7 @@ class BlockFile:
         size = os.fstat(self._fd).st_size
         if not self._end:
             start = self._bytes(0, len(_FILE_MARK))
-            if not _FILE_MARK.startswith(start):
-                raise StorageError(f"{self.path} holds no counted blocks; move it away")
-            if start != _FILE_MARK:
+            if len(start) < len(_FILE_MARK) and _FILE_MARK.startswith(start):
                 return  # somebody begins it now, or was killed when it did
             self._end = len(_FILE_MARK)
         at = self._end

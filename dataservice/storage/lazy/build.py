@@ -23,6 +23,7 @@ from dataservice.storage.fingerprints import (
     RecordFileIdentity,
     source_fingerprint,
 )
+from dataservice.storage.index_folder import remove_unused, take_folder
 from dataservice.storage.lazy.lookups import keep_lookup, keep_lookups
 from dataservice.storage.lazy.manifest import (
     BLOCKS_PREFIX,
@@ -33,7 +34,13 @@ from dataservice.storage.lazy.manifest import (
     blocks_name,
     write_lazy_manifest,
 )
-from dataservice.storage.listing import FoundFile, SourceListing, list_source, name_below
+from dataservice.storage.listing import (
+    FoundFile,
+    SourceListing,
+    files_key,
+    list_source,
+    name_below,
+)
 from dataservice.storage.manifest import INDEX_VERSION, ArchiveEntry, TableFile
 from dataservice.storage.objects import Store
 from dataservice.storage.recordfiles import packing_of, scan_offsets
@@ -97,7 +104,7 @@ def scan_sources(
     names = [source.name for source in sources]
     if len(set(names)) != len(names):
         raise ConfigError(f"sources: a name is used twice: {', '.join(names)}")
-    os.makedirs(index_dir, exist_ok=True)
+    take_folder(index_dir)
     own_store = store or Store()
     try:
         scan = _Scan(index_dir, counter, own_store, deadline_s, progress, threads)
@@ -128,7 +135,8 @@ class _Scan:
 
     def run(self, sources: Sequence[SourceFiles]) -> ScanReport:
         listings = [
-            list_source(source, self._store, deadline_s=self._deadline_s) for source in sources
+            list_source(source, self._store, deadline_s=self._deadline_s, leave_out=self._index_dir)
+            for source in sources
         ]
         scanned = self._record_files([file for of in listings for file in of.records])
         archives = self._archives(listings)
@@ -234,6 +242,7 @@ class _Scan:
         files = listing.files
         of_files = [scanned[file.url] for file in listing.records]
         taken = taken_rows(files.take, [of.num_records for of in of_files])
+        roots = files_key(listing.roots)
         shards = []
         for number, (file, of) in enumerate(zip(listing.records, of_files, strict=True)):
             packing = packing_of(file.url)
@@ -251,7 +260,7 @@ class _Scan:
                 beside=listing.beside[number],
                 blocks="",
             )
-            name = blocks_name(files, shard, listing.roots, self._counter)
+            name = blocks_name(files, shard, roots, self._counter)
             shards.append(replace(shard, blocks=name))
         return LazySource(
             name=files.name,
@@ -266,9 +275,7 @@ class _Scan:
         shards = [shard for of in manifest.sources for shard in of.shards]
         used = {shard.offsets.name for shard in shards} | {shard.blocks for shard in shards}
         used |= self._lookups
-        for name in os.listdir(self._index_dir):
-            if name.startswith((OFFSETS_PREFIX, BLOCKS_PREFIX, LOOKUP_PREFIX)) and name not in used:
-                os.unlink(os.path.join(self._index_dir, name))
+        remove_unused(self._index_dir, (OFFSETS_PREFIX, BLOCKS_PREFIX, LOOKUP_PREFIX), used)
 
 
 def _searched(listing: SourceListing) -> list[FoundFile]:

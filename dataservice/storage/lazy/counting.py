@@ -1,7 +1,8 @@
 """Counts blocks: reads their records by range, counts them, finds their images. For any process.
 
 Invariants: a block's bytes are those of any other process; what cannot be read for now is a
-StorageError, never a row; of archives only directories and headers are read. Memory: 16 MiB of
+StorageError, never a row; no row follows from a staged copy that may have been damaged since it was
+made; of archives only directories and headers are read. Memory: 16 MiB of
 records, or one record and those before it, and of the archives in use what their lookups take.
 """
 
@@ -35,6 +36,7 @@ from dataservice.storage.lazy.joining import joined
 from dataservice.storage.lazy.lookups import keep_lookups
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.objects import ShardReader, Store
+from dataservice.storage.packed.unpacking import PACKINGS
 from dataservice.storage.recordfiles import read_record
 from dataservice.storage.sources import SourceFiles
 
@@ -96,7 +98,7 @@ class BlockCounter:
         lookups or gets them."""
         self._sources: Mapping[str, SourceFiles] = {files.name: files for files in sources}
         self._counter = counter
-        self._read = reader.read
+        self._reader = reader
         self._archives = archives
         self._store = store
         self._deadline_s = deadline_s
@@ -128,6 +130,12 @@ class BlockCounter:
                 "set index: full"
             )
         return counted
+
+    def _read(self, shard: ShardRef, offset: int, size: int) -> bytes:
+        """From the origin: there is no CRC yet that would tell what became of a copy. A packed file
+        cannot be read by place there, and its copy is read back when it is made."""
+        read = self._reader.read if shard.packing in PACKINGS else self._reader.read_origin
+        return read(shard, offset, size)
 
     def _row_reader(
         self, source: str, beside: tuple[FoundFile, ...], own: ShardRef | None

@@ -7,6 +7,7 @@ another digest is refused. A record file's block file is named by all that its b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from dataservice.core.packspec import ShardRef
 from dataservice.errors import StaleIndexError
 from dataservice.storage.lazy.block import num_blocks
 from dataservice.storage.lazy.block_store import BlockFileName
-from dataservice.storage.listing import FoundFile
+from dataservice.storage.listing import FoundFile, files_key
 from dataservice.storage.manifest import INDEX_VERSION, ArchiveEntry, TableFile
 from dataservice.storage.sources import SourceFiles
 from dataservice.storage.tables import write_atomically
@@ -99,10 +100,9 @@ class LazyManifest:
         ]
 
 
-def blocks_name(
-    files: SourceFiles, shard: LazyShard, roots: tuple[FoundFile, ...], counter: str
-) -> str:
-    """Of the file with the blocks of a record file."""
+def blocks_name(files: SourceFiles, shard: LazyShard, roots: str, counter: str) -> str:
+    """Of the file with the blocks of a record file; `roots` is the `files_key` of the source's
+    image roots."""
     parts = [
         LAZY_VERSION,
         INDEX_VERSION,
@@ -111,14 +111,17 @@ def blocks_name(
         [files.name, files.strip_prefix, files.add_prefix],
         shard.taken and asdict(shard.taken),
         [shard.url, shard.size_bytes, shard.mtime_ns, shard.crc32],
-        [[f.url, f.stat.size_bytes, f.stat.mtime_ns] for f in (*shard.beside, *roots)],
+        [files_key(shard.beside), roots],
     ]
     return BLOCKS_PREFIX + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 def write_lazy_manifest(index_dir: str, manifest: LazyManifest) -> LazyManifest:
-    """Returns it with its digest."""
+    """Returns it with its digest; nothing is written where it is there already."""
     manifest = replace(manifest, digest=_digest(manifest))
+    with contextlib.suppress(StaleIndexError):
+        if read_lazy_manifest(index_dir).digest == manifest.digest:
+            return manifest
     data = msgspec.json.encode(manifest)
     write_atomically(os.path.join(index_dir, LAZY_NAME), lambda file: file.writelines([data]))
     return manifest

@@ -25,6 +25,9 @@ from dataservice.storage.packed.zip_stream import unzip
 PACKINGS = ("gz", "zst", "zip")
 """Those whose places count in the unpacked content."""
 _BLOCK_BYTES = 1024 * 1024
+MAX_RATIO = 200
+"""Unpacked to stored bytes, of content above RATIO_FROM_BYTES; records reach some 20."""
+RATIO_FROM_BYTES = 64 * 1024 * 1024
 
 
 def packing_of(url: str) -> str:
@@ -45,8 +48,11 @@ def unpacked(packing: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
         return
     held: list[bytes] = []
     held_bytes = done_bytes = 0
+    feed = Feed(chunks)
     try:
-        for piece in _UNPACK[packing](Feed(chunks)):
+        for piece in _UNPACK[packing](feed):
+            if done_bytes > max(RATIO_FROM_BYTES, MAX_RATIO * feed.position):
+                raise RecordError(f"unpacks to more than {MAX_RATIO} times what is stored: a bomb")
             held.append(piece)
             held_bytes += len(piece)
             if held_bytes >= _BLOCK_BYTES:
@@ -91,7 +97,8 @@ def _gunzip(feed: Feed) -> Iterator[bytes]:
             try:
                 piece = decoder.decompress(data, PIECE_BYTES)
             except INFLATE_ERROR as error:
-                raise RecordError(f"damaged gzip data: {error}") from error
+                said = str(error).split(" ", 2)[-1]  # behind "Error" and its number
+                raise RecordError(f"damaged gzip data: {said}") from error
             if piece:
                 yield piece
             data = b""

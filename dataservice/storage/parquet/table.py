@@ -127,7 +127,7 @@ class ParquetTable:
     def as_json(self, batch: Any) -> list[bytes]:
         """The records of a batch of the record columns."""
         with _damage("a value"):
-            rows = batch.to_pylist()
+            rows = _without_times(batch).to_pylist()
         for row in rows:
             for name, is_list in self.images.items():
                 row[name] = _image_names(name, row[name], is_list)
@@ -167,8 +167,20 @@ class ParquetTable:
         return []
 
     def _leaves(self, name: str) -> tuple[str, ...]:
-        paths = (column.path for column in self._file.schema)
-        return tuple(path for path in paths if path == name or path.startswith(name + "."))
+        return tuple(self._paths_below.get(name, ()))
+
+    @cached_property
+    def _paths_below(self) -> dict[str, list[str]]:
+        """Paths of leaf columns by what they begin with, up to a dot or their end."""
+        below: dict[str, list[str]] = {}
+        for column in self._file.schema:
+            path = column.path
+            dot = path.find(".")
+            while dot >= 0:
+                below.setdefault(path[:dot], []).append(path)
+                dot = path.find(".", dot + 1)
+            below.setdefault(path, []).append(path)
+        return below
 
 
 @contextmanager
@@ -176,7 +188,7 @@ def _damage(where: str) -> Iterator[None]:
     """What Arrow says of a bad file becomes RecordError; what the reads raise is passed on."""
     try:
         yield
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:
         raise RecordError(f"damaged Parquet file: {where}: {error}") from error
     except OSError as error:
         if type(error) is not OSError:
@@ -213,6 +225,32 @@ def _is_json(kind: Any) -> bool:
     if pa.types.is_nested(kind):
         return all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
     return not (_is_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _without_times(batch: Any) -> Any:
+    """Dates and times as the integers that they are stored as: Python has not all of them."""
+    for number, field in enumerate(batch.schema):
+        kind = _untimed(field.type)
+        if kind != field.type:
+            column = batch.column(number).cast(kind)
+            batch = batch.set_column(number, pa.field(field.name, kind), column)
+    return batch
+
+
+def _untimed(kind: Any) -> Any:
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [kind.field(i).with_type(_untimed(kind.field(i).type)) for i in range(kind.num_fields)]
+        )
+    if pa.types.is_map(kind):
+        return pa.map_(_untimed(kind.key_type), _untimed(kind.item_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_untimed(kind.value_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_untimed(kind.value_type)))
+    return kind
 
 
 def _image_names(column: str, value: Any, is_list: bool) -> Any:

@@ -21,6 +21,10 @@ from dataservice.storage.signatures import picture_format, why_no_picture
 MAX_PIXELS = 178_956_970
 """Pillow decodes nothing above it."""
 MAX_SIDE = 65_535
+_MAX_PIXELS_A_BYTE = 10_000
+"""Of a file with more than _FREE_PIXELS. Deflate, LZW and JPEG make less of a picture all in one
+colour; a file that claims more shows nothing and costs the memory of a real one."""
+_FREE_PIXELS = 16_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,10 @@ def probe(
         raise ImageError(f"too many pixels: {width}x{height}, the limit is {MAX_PIXELS}")
     if width > MAX_SIDE or height > MAX_SIDE:
         raise ImageError(f"too many pixels: {width}x{height}, the limit of a side is {MAX_SIDE}")
+    if width * height > max(_FREE_PIXELS, _MAX_PIXELS_A_BYTE * size_bytes):
+        raise ImageError(
+            f"too many pixels or truncated: {width}x{height} in a file of {size_bytes} bytes"
+        )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ImageError(f"{width}x{height} pixels, more elongated than {MAX_ASPECT:.0f}:1")
     return ImageHeader(width=width, height=height, format=format_name, orientation=orientation)
@@ -70,6 +78,8 @@ def _parse(parts: Parts, look_behind: bool) -> tuple[int, int, str, int]:
         width, height, orientation = others.gif(parts)
     elif name == "BMP":
         width, height, orientation = others.bmp(parts)
+    elif name == "PPM":
+        width, height, orientation = others.ppm(parts)
     elif name is None:
         raise ImageError(why_no_picture(parts.data))
     else:

@@ -1,4 +1,4 @@
-"""Sizes of WebP, GIF and BMP pictures from their headers, of TIFF, AVIF and others by Pillow.
+"""Sizes of WebP, GIF, BMP and PPM pictures from their headers, of TIFF and others by Pillow.
 
 Invariants: Pillow reads headers only, through a file that gives at most twice the picture's bytes
 in all, whatever a header says; blocks are stepped over unread.
@@ -7,6 +7,8 @@ in all, whatever a header says; blocks are stepped over unread.
 from __future__ import annotations
 
 import importlib
+import logging
+import re
 import struct
 import warnings
 from typing import Any
@@ -18,11 +20,21 @@ from dataservice.storage.probe.parts import (
     MAX_STEPS,
     Parts,
 )
+from dataservice.storage.probe.reasons import in_words
 
-PILLOW_FORMATS = {"TIFF": "Tiff", "AVIF": "Avif", "PPM": "Ppm", "JPEG2000": "Jpeg2K"}
+PILLOW_FORMATS = {"TIFF": "Tiff", "AVIF": "Avif", "JPEG2000": "Jpeg2K"}
 """Pillow's module of each format that is not parsed here."""
 
 warnings.filterwarnings("ignore", module=r"PIL\.")
+logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what it says of a picture names no picture
+
+_GAP = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
+_NETPBM = re.compile(
+    rb"P(?:[14]%b([0-9]{1,10})%b([0-9]{1,10})|[2356]%b([0-9]{1,10})%b([0-9]{1,10})%b([0-9]{1,6}))"
+    rb"[ \t-\r#]" % ((_GAP,) * 5)
+)
+_MAX_NETPBM_HEADER = 64 * 1024
+"""Pillow reads it byte by byte."""
 
 
 def webp(parts: Parts) -> tuple[int, int, int]:
@@ -96,6 +108,20 @@ def bmp(parts: Parts) -> tuple[int, int, int]:
     return width, abs(height), orientation.UPRIGHT
 
 
+def ppm(parts: Parts) -> tuple[int, int, int]:
+    """Width and height of the Netpbm formats P1 to P6. Raises ImageError."""
+    found = _NETPBM.match(parts.data) or _NETPBM.match(parts.some(0, _MAX_NETPBM_HEADER))
+    if not found:
+        raise ImageError(
+            "corrupt PPM: no width, height and largest value in the first "
+            f"{_MAX_NETPBM_HEADER} bytes"
+        )
+    width, height = int(found[1] or found[3]), int(found[2] or found[4])
+    if found[5] and not 1 <= int(found[5]) <= 0xFFFF:
+        raise ImageError(f"corrupt PPM: the largest value is {int(found[5])}")
+    return width, height, orientation.UPRIGHT
+
+
 def by_pillow(parts: Parts, name: str) -> tuple[int, int, int]:
     """Width and height, and what turn Pillow leaves to others. Raises ImageError."""
     from PIL import Image
@@ -110,9 +136,9 @@ def by_pillow(parts: Parts, name: str) -> tuple[int, int, int]:
             # Pillow turns a TIFF's size itself.
             turn: Any = 1 if name == "TIFF" else image.getexif().get(0x0112, 1)
     except Exception as error:  # a header reader may raise anything on hostile bytes
-        said = str(error) or type(error).__name__
-        bad = "unsupported format:" if "not installed" in said else "corrupt"
-        raise ImageError(f"{bad} {name}: {said}") from error
+        said = in_words(error)
+        bad = "unsupported format:" if said.startswith("unsupported") else "corrupt"
+        raise ImageError(f"{bad} {name}: {said.removeprefix('unsupported: ')}") from error
     return width, height, orientation.choose(turn if isinstance(turn, int) else None, None)
 
 

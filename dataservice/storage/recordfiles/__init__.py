@@ -2,12 +2,13 @@
 
 from dataservice.storage.packed.unpacking import content_of, packing_of, unpacked
 from dataservice.storage.recordfiles.places import read_record
-from dataservice.storage.recordfiles.scan import Offsets, RecordScan, scan_offsets
+from dataservice.storage.recordfiles.scan import Offsets, RecordScan, count_records, scan_offsets
 
 __all__ = [
     "Offsets",
     "RecordScan",
     "content_of",
+    "count_records",
     "packing_of",
     "read_record",
     "scan_offsets",

@@ -29,6 +29,8 @@ class LineFinder:
         return self._start
 
     def feed(self, chunk: bytes) -> Found:
+        if self._blank and chunk.isspace():
+            return self._pass_over(chunk)
         data = np.frombuffer(chunk, np.uint8)
         ends = np.flatnonzero(data == _LF)
         if not len(ends):
@@ -51,6 +53,16 @@ class LineFinder:
         self._blank, self._last_is_cr = True, False
         self._extend(chunk[ends[-1] + 1 :])
         return found
+
+    def _pass_over(self, chunk: bytes) -> Found:
+        """Of blank lines alone."""
+        last = chunk.rfind(b"\n")
+        if last >= 0:
+            self._number += chunk.count(b"\n")
+            self._start = self._position + last + 1
+        self._position += len(chunk)
+        self._last_is_cr = chunk.endswith(b"\r")
+        return NONE_FOUND
 
     def end(self, damage: str = "") -> tuple[Found, Problem | None]:
         number = self._number + 1

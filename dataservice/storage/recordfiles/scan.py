@@ -114,7 +114,8 @@ class _Held:
         before = b""
         if num_before := int(np.searchsorted(found.starts, position)):
             part = max(int(found.stops[num_before - 1]) - position, 0)
-            before = b"".join((*self._parts, block[:part]))
+            if int((found.stops - found.starts)[:num_before].min()) <= limit:
+                before = b"".join((*self._parts, block[:part]))
         rows = zip(found.numbers.tolist(), found.starts.tolist(), found.stops.tolist(), strict=True)
         for number, start, stop in rows:
             length = stop - start
@@ -131,7 +132,11 @@ class _Held:
         if open_start >= self._position:
             self._parts = [block[open_start - self._position :]]
             self._start = open_start
-        elif self._size <= self._most:
+        elif self._size > self._most:
+            self._parts.clear()  # the open record is above the limit; `_size` says so
+            self._position += len(block)
+            return
+        else:
             self._parts.append(block)
             if open_start > self._start:
                 self._parts = [b"".join(self._parts)[open_start - self._start :]]
@@ -164,6 +169,17 @@ def scan_offsets(store: ObjectStore, url: str, size_bytes: int, *, deadline_s: f
         crc32=content.crc32,
         unpacked_bytes=content.size_bytes,
     )
+
+
+def count_records(store: ObjectStore, url: str, size_bytes: int, *, deadline_s: float) -> int:
+    """How many rows a `RecordScan` has; holds none of them. Raises as it does."""
+    if packing_of(url) == "parquet":
+        return sum(map(len, RecordScan(store, url, size_bytes, deadline_s=deadline_s).batches()))
+    finder = finder_for(url)
+    content = Content(store, url, size_bytes, deadline_s=deadline_s)
+    count = sum(len(finder.feed(block).starts) for block in content.blocks())
+    found, problem = finder.end(content.damage)
+    return count + len(found.starts) + (problem is not None)
 
 
 def _row_offsets(scan: RecordScan) -> Offsets:

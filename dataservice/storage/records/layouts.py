@@ -62,6 +62,8 @@ class LayoutReader:
         self._layout = layout
         self._data_uris = data_uris
         self._top, self._turn = names.top, names.turn
+        self._turn_names = tuple(names.turn.values())
+        self._recognised = [(names.top[field], layout) for field, layout in _RECOGNISED]
         self._pair, self._info, self._roles = names.pair, names.info, names.roles
         self._unsupported = {names.top[field]: field.removesuffix("s") for field in _UNSUPPORTED}
         self._unsupported_names = frozenset(self._unsupported)
@@ -84,14 +86,15 @@ class LayoutReader:
             for name, medium in self._unsupported.items():
                 if fields.get(name):
                     raise RecordError(f"field '{name}': {medium} is not supported")
-        layout = self._layout if self._layout != "auto" else self._recognise(fields)
+        layout = self._layout
+        if layout == "auto":
+            layout = self._recognise(fields)
         return layout, self._readers[layout](fields)
 
     def _recognise(self, fields: Fields) -> str:
-        for field, layout in _RECOGNISED:
-            name = self._top[field]
+        for name, layout in self._recognised:
             if name in fields:
-                if field == "texts":
+                if layout == "finevision":
                     texts = fields[name]
                     pairs = isinstance(texts, list) and any(isinstance(t, dict) for t in texts)
                     return "finevision" if pairs else "obelics"
@@ -207,27 +210,32 @@ class LayoutReader:
     ) -> list[tuple[Role, Content]]:
         """Turns are spelled from/value or role/content, whatever the list of them is called."""
         items = self._list(fields, field, "turns")
-        names, roles = self._turn, self._roles
-        sender, value, role_name, content_name = names.values()
+        roles = self._roles
+        sender, value, role_name, content_name = self._turn_names
         turns: list[tuple[Role, Content]] = []
-        for number, item in enumerate(items):
-            if type(item) is not dict:
-                where = f"{self._top[field]}[{number}]"
-                raise RecordError(f"field '{where}' must be an object, not {kind(item)}")
-            content = item.get(value, _MISSING)
-            if content is _MISSING:
-                content = item.get(content_name, _MISSING)
-            said = item.get(sender, _MISSING)
-            if said is _MISSING:
-                said = item.get(role_name, _MISSING)
-            role = roles.get(said) if type(said) is str else None
-            if role is None or type(content) is not str:
-                where = f"{self._top[field]}[{number}]"
-                content = self._content(item, content, where, spelling[1])
-                if role is None:
-                    raise self._wrong_role(item, said, where, spelling[0])
-            turns.append((role, content))
+        for item in items:
+            if type(item) is dict:
+                content = item[value] if value in item else item.get(content_name)
+                said = item[sender] if sender in item else item.get(role_name)
+                role = roles.get(said) if type(said) is str else None
+                if role is not None and type(content) is str:
+                    turns.append((role, content))
+                    continue
+            turns.append(self._odd_turn(item, f"{self._top[field]}[{len(turns)}]", spelling))
         return turns
+
+    def _odd_turn(self, turn: Any, where: str, spelling: tuple[str, str]) -> tuple[Role, Content]:
+        """One whose content is no string, or that is wrong."""
+        if not isinstance(turn, dict):
+            raise RecordError(f"field '{where}' must be an object, not {kind(turn)}")
+        sender, value, role_name, content_name = self._turn_names
+        content = turn.get(value, turn.get(content_name, _MISSING))
+        said = turn.get(sender, turn.get(role_name, _MISSING))
+        content = self._content(turn, content, where, spelling[1])
+        role = self._roles.get(said) if isinstance(said, str) else None
+        if role is None:
+            raise self._wrong_role(turn, said, where, spelling[0])
+        return role, content
 
     def _content(self, turn: Fields, content: Any, where: str, spelled: str) -> Content:
         if content is _MISSING:
@@ -290,7 +298,9 @@ class LayoutReader:
             if found and value:
                 both = " and ".join(f"'{name}'" for name in self._image_fields)
                 raise RecordError(f"both fields {both} name images; keep one")
-            if isinstance(value, (str, dict)):
+            if _is_name(value):
+                found.append(value)
+            elif isinstance(value, (str, dict)):
                 found.append(self._image_name(value, field))
             elif isinstance(value, list):
                 for number, name in enumerate(value):
@@ -334,8 +344,9 @@ class LayoutReader:
         return value
 
     def _list(self, fields: Fields, field: str, of: str) -> Sequence[Any]:
-        value = _get(fields, self._top, field)
+        value = fields.get(self._top[field])
         if not isinstance(value, list):
+            value = _get(fields, self._top, field)
             raise RecordError(
                 f"field '{self._top[field]}' must be a list of {of}, not {kind(value)}"
             )

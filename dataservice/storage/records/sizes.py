@@ -13,22 +13,20 @@ from dataservice.storage.probe import MAX_PIXELS
 from dataservice.storage.records.fields import FieldNames, Fields
 from dataservice.storage.records.model import MAX_SIDE, Size
 
-_FIELDS = ("width", "height", "width_list", "height_list")
-
 
 class SizeFields:
     def __init__(self, top: FieldNames) -> None:
-        self._names = tuple(top[field] for field in _FIELDS)
-        self._any_name = frozenset(self._names)
+        self._width, self._height = top["width"], top["height"]
+        self._widths, self._heights = top["width_list"], top["height_list"]
 
     def read(self, fields: Fields, num_images: int) -> tuple[Size | None, ...]:
         """By image, in the order in which the record lists them; `width` and `height` are of the
         only image, the lists of as many as they are long."""
-        if self._any_name.isdisjoint(fields):
-            return (None,) * num_images
-        width, height, widths, heights = (fields.get(name) for name in self._names)
-        if num_images == 1 and width is not None:
-            widths, heights = [width], [height]
+        if num_images == 1:
+            width = fields.get(self._width)
+            if width is not None:
+                return (_size(width, fields.get(self._height)),)
+        widths, heights = fields.get(self._widths), fields.get(self._heights)
         if not isinstance(widths, list) or not isinstance(heights, list):
             return (None,) * num_images
         if len(widths) != num_images or len(heights) != num_images:
@@ -37,14 +35,15 @@ class SizeFields:
 
 
 def _size(width: Any, height: Any) -> Size | None:
-    sides = _side(width), _side(height)
-    if not all(sides) or max(sides) > MAX_ASPECT * min(sides) or sides[0] * sides[1] > MAX_PIXELS:
+    if type(width) is not int or type(height) is not int:
+        width, height = _whole(width), _whole(height)
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE) or width * height > MAX_PIXELS:
         return None
-    return sides
+    if width > MAX_ASPECT * height or height > MAX_ASPECT * width:
+        return None
+    return width, height
 
 
-def _side(value: Any) -> int:
-    """0 for what is none."""
-    if type(value) not in (int, float) or not 1 <= value <= MAX_SIDE or value != int(value):
-        return 0
-    return int(value)
+def _whole(value: Any) -> int:
+    """0 for what is no whole number."""
+    return int(value) if type(value) in (int, float) and value == value // 1 else 0

@@ -3,11 +3,13 @@
 Invariants: the directory holds at most the smallest budget of the jobs that share it, copies in
 progress included, and no more than its disk has room for; a shard is copied once at a time on a
 node, whatever the number of jobs and threads; what a live job needs now is dropped only where that
-alone is over the budget; nothing waits for a copy that has no room or does not come.
+alone is over the budget; nothing waits for a copy that has no room or does not come; a directory
+that cannot be used for now, or is another one suddenly, is reported and tried again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -19,7 +21,7 @@ from dataservice.errors import StaleIndexError, StorageError
 from dataservice.storage.objects import ObjectStore, Store, staged_name
 from dataservice.storage.staging.copying import copy_into
 from dataservice.storage.staging.figures import Figures, Rate
-from dataservice.storage.staging.folder import CacheFolder
+from dataservice.storage.staging.folder import CacheFolder, Found
 from dataservice.storage.staging.jobs import JobFile, Others
 from dataservice.storage.staging.locks import FileLock
 from dataservice.storage.staging.needs import Decision, Need, decide
@@ -35,6 +37,8 @@ _WEDGED_S = 2.0
 """A copy of which nothing has come for so long does not keep others from starting."""
 _COPIES_THAT_READ = 3
 """Of which each may have all its ranges under way: two that hang do not stop the others."""
+
+_EXPECTED = (StorageError, StaleIndexError, OSError, CopyStopped)
 
 
 @dataclass(slots=True)
@@ -76,7 +80,6 @@ class StagingArea:
         self.streams = streams
         self._clock = clock
         self._stop = threading.Event()
-        os.makedirs(cache_dir, exist_ok=True)
         self._folder = folder or CacheFolder(cache_dir)
         self._troubles = Troubles(cache_dir, clock)
         self._rate = Rate(clock)
@@ -96,9 +99,8 @@ class StagingArea:
             on_stall=self._troubles.stalled,
         )
         self._directory = FileLock(os.path.join(cache_dir, _LOCK_NAME))
-        with self._directory.held(_LOCK_TIMEOUT_S):
-            self._job = JobFile(cache_dir)
-            self._found = self._folder.scan()
+        self._job = JobFile(cache_dir)
+        self._found = Found({}, {})
         self._state = threading.Lock()  # taken before the directory's
         self._idle = threading.Condition()
         self._alone = False
@@ -111,6 +113,7 @@ class StagingArea:
         self._read_through: dict[str, int] = {}
         self._copied_bytes = self._copied_shards = self._evictions = 0
         self._closed = False
+        self._patiently(self._enter)
 
     # ---- what is told to it, and what it tells ---------------------------------------------------
 
@@ -140,8 +143,13 @@ class StagingArea:
         )
 
     def settled(self, attempts: int) -> bool:
-        """Whether all needs are copied, have no room, or failed so many times in a row."""
-        if self._published is not self._needs or self._begun or self._active:
+        """Whether all needs are copied, have no room, or failed so many times in a row, or the
+        directory did."""
+        if self._begun or self._active:
+            return False
+        if self._troubles.failures() >= attempts:
+            return True
+        if self._published is not self._needs:
             return False
         return all(self._troubles.failures(name) >= attempts for name in self._missing.copy())
 
@@ -166,17 +174,22 @@ class StagingArea:
         if self._closed:
             return
         self._closed = True
-        with self._state, self._directory.held(_LOCK_TIMEOUT_S):
-            for copy in self._begun:
-                self._folder.give_up(copy.name, copy.fd)
-            self._begun.clear()
-            self._job.close()
+        with self._state, contextlib.suppress(OSError, StorageError):
+            with self._directory.held(_LOCK_TIMEOUT_S):
+                self._leave()
+        self._leave()
         self._directory.close()
         self._ranges.close()
         if self._throttle is not None:
             self._throttle.close()
         if self._own_store is not None:
             self._own_store.close()
+
+    def _leave(self) -> None:
+        while self._begun:
+            copy = self._begun.popleft()
+            self._folder.give_up(copy.name, copy.fd)
+        self._job.close()
 
     def __enter__(self) -> StagingArea:
         return self
@@ -195,7 +208,7 @@ class StagingArea:
                 return False
             changed = False
             if not self._begun and self._clock() >= self._look_at:
-                changed = self._look()
+                changed = self._patiently(self._look)
             if not self._begun:
                 return changed
             copy = self._begun.popleft()
@@ -210,18 +223,43 @@ class StagingArea:
         active = tuple(self._active.values())
         return sum(copy.unasked for copy in active if copy.moved > wedged)
 
+    def _patiently(self, look: Callable[[], bool]) -> bool:
+        """False where the directory cannot be used for now."""
+        try:
+            changed = look()
+        except (OSError, StorageError) as error:
+            self._look_at = self._clock() + self._troubles.directory_failed(error)
+            self._published = None
+            self._missing = {
+                staged_name(need.shard): need.shard.content_bytes
+                for need in self._needs
+                if need.copy and staged_name(need.shard) not in self._found.copies
+            }
+            return False
+        self._troubles.went_well()
+        return changed
+
+    def _enter(self) -> bool:
+        with self._directory.held(_LOCK_TIMEOUT_S):
+            self._job.enter()
+            self._found = self._folder.scan()
+        return True
+
     def _look(self) -> bool:
         """Decide by the directory as it is, make room and begin copies; False when nothing was
         done."""
         needs, evictions = self._needs, self._evictions
         self._look_at = self._clock() + _LOOK_AGAIN_S
         with self._directory.held(_LOCK_TIMEOUT_S):
+            if self._job.enter():
+                self._published = None
             others = self._job.others()
             if self._published is not needs or not self._alone or others.num_jobs:
                 self._found = self._folder.scan()  # a reader removes a copy that is damaged
+                self._drop_damaged(needs, others)
             self._alone = not others.num_jobs
             if self._published is not needs:
-                self._job.publish(self.budget_bytes, needs)
+                self._tell(needs)
             budget, room = self._room(others)
             present = self._found.copies | self._found.arriving
             decision = decide(
@@ -232,16 +270,29 @@ class StagingArea:
         self._published = needs
         return bool(self._begun) or self._evictions > evictions
 
+    def _drop_damaged(self, needs: Sequence[Need], others: Others) -> None:
+        """Copies of another size than what they are of, which nobody reads."""
+        copies = self._found.copies
+        for need in needs:
+            name, size = staged_name(need.shard), need.shard.content_bytes
+            if copies.get(name, size) == size or name in others.uses:
+                continue
+            self._folder.evict(name)
+            found = copies.pop(name)
+            self._troubles.damaged(need, found)
+
+    def _tell(self, needs: Sequence[Need]) -> None:
+        try:
+            self._job.publish(self.budget_bytes, needs)
+        except OSError as error:
+            self._troubles.untold(error)
+
     def _room(self, others: Others) -> tuple[int, int]:
         """The directory's budget, and how much of it the disk has room for."""
         budget = self.budget_bytes
         if others.budget_bytes is not None and others.budget_bytes != budget:
             budget = min(budget, others.budget_bytes)
-            self._troubles.warn(
-                "budget",
-                f"the jobs that share {self.cache_dir} have budgets of {self.budget_bytes:,} and "
-                f"{others.budget_bytes:,} bytes: the smaller one holds for all of them",
-            )
+            self._troubles.two_budgets(self.budget_bytes, others.budget_bytes)
         room = min(budget, self._held_bytes() + self._folder.free_bytes())
         found_full = self._troubles.room()
         return budget, room if found_full is None else min(room, found_full)
@@ -257,12 +308,16 @@ class StagingArea:
         ranges = 0
         for need in decision.copy:
             name, size = staged_name(need.shard), need.shard.content_bytes
-            if self._troubles.paused(name):
+            if self._troubles.paused(name) or name in self._active:
                 continue
             while held + size > room and evict:
                 held -= self._evict(evict.popleft())
-            if held + size > room or not self._reserve(name, need, held):
+            if held + size > room:
                 return
+            if not self._reserve(name, need, held):
+                if self._troubles.room() is not None:
+                    return
+                continue
             held += size
             ranges += max(1, -(-need.shard.size_bytes // RANGE_BYTES))
             if ranges >= self.streams:
@@ -302,26 +357,16 @@ class StagingArea:
         through = {staged_name(need.shard): need.shard.content_bytes for need in without}
         self._read_through = through
         for need in decision.too_large:
-            limit = f"the budget of {self.cache_dir}" if room == budget else "what its disk holds"
-            self._troubles.warn(
-                staged_name(need.shard),
-                f"shard {need.shard.source}/{need.shard.name} has {need.shard.content_bytes:,} "
-                f"bytes, more than {limit} ({room:,}): it is not staged, but read from its origin",
-            )
+            self._troubles.too_large(need, room, of_budget=room == budget)
         if room == budget or not without:
-            self._troubles.no_longer("disk")
-        elif self._troubles.warn(
-            "disk",
-            f"the disk of {self.cache_dir} has room for {room:,} bytes of copies, the budget is "
-            f"{budget:,}: {len(through):,} shards of {sum(through.values()):,} bytes that are "
-            "needed next are read from their origins",
-        ):
-            self._troubles.disk_full += 1
+            self._troubles.disk_has_room()
+        else:
+            self._troubles.disk_has_no_room(room, budget, tuple(through.values()))
 
     # ---- copying ---------------------------------------------------------------------------------
 
     def _make(self, copy: _Copy) -> None:
-        done = False
+        error: Exception | None = None
         try:
             copy_into(
                 copy.fd,
@@ -330,33 +375,39 @@ class StagingArea:
                 window=self.streams,
                 on_range=lambda size, unasked: self._came(copy, size, unasked),
             )
-            done = True
-        except CopyStopped:
-            pass
-        except (StorageError, StaleIndexError, OSError) as error:
-            held = self._held_bytes() - copy.size_bytes
-            self._troubles.failed(copy.name, copy.need, error, held)
-        finally:
-            self._end(copy, done)
+        except Exception as failure:
+            error = failure
+        self._end(copy, error)
+        if error is not None and not isinstance(error, _EXPECTED):
+            raise error
 
-    def _end(self, copy: _Copy, done: bool) -> None:
+    def _end(self, copy: _Copy, error: Exception | None) -> None:
         with self._state:
             del self._active[copy.name]
-            with self._directory.held(_LOCK_TIMEOUT_S):
-                if done:
-                    self._folder.publish(copy.name, copy.fd)
-                else:
-                    self._folder.give_up(copy.name, copy.fd)
+            error = error or self._publish(copy)
+            if error is not None:
+                self._folder.give_up(copy.name, copy.fd)
             self._found.arriving.pop(copy.name, None)
-            if done:
+            if error is None:
                 self._found.copies[copy.name] = copy.size_bytes
                 self._missing.pop(copy.name, None)
                 self._copied_bytes += copy.size_bytes
                 self._copied_shards += 1
-        if done:
+        if error is None:
             self._troubles.went_well(copy.name)
             self._folder.sync()
+        elif not isinstance(error, CopyStopped):
+            self._troubles.failed(copy.name, copy.need, error, self._held_bytes())
         self._news()
+
+    def _publish(self, copy: _Copy) -> Exception | None:
+        """What keeps it from having its name."""
+        try:
+            with self._directory.held(_LOCK_TIMEOUT_S):
+                self._folder.publish(copy.name, copy.fd)
+        except (OSError, StorageError) as error:
+            return error
+        return None
 
     def _came(self, copy: _Copy, size_bytes: int, unasked: int) -> None:
         self._rate.add(size_bytes)

@@ -8,11 +8,12 @@ but files named here is ever removed, and never an original.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from dataclasses import dataclass
 
-from dataservice.storage.staging.locks import open_file, try_lock
+from dataservice.storage.staging.locks import is_file_at, open_file, try_lock
 from dataservice.storage.tables import TEMPORARY_PREFIX, sync_folder
 
 _COPY = re.compile(r"[0-9a-f]{32}-[\w.-]+")
@@ -29,7 +30,7 @@ class Found:
 
 
 class CacheFolder:
-    """Every call but `sync` and `free_bytes` needs the directory's lock."""
+    """`scan`, `begin`, `publish` and `evict` need the directory's lock."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -57,23 +58,31 @@ class CacheFolder:
             if size_bytes:
                 os.posix_fallocate(fd, 0, size_bytes)
         except BaseException:
-            with contextlib.suppress(OSError):
-                self.give_up(name, fd)
+            self.give_up(name, fd)
             raise
         return fd
 
     def publish(self, name: str, fd: int) -> None:
-        """Give a complete copy that is on disk its name, and let go of it."""
-        os.rename(self._temporary(name), os.path.join(self.path, name))
+        """Give a complete copy that is on disk its name, and let go of it; OSError, and it is not
+        let go of, where somebody removed it or it cannot be named."""
+        path = self._temporary(name)
+        if not is_file_at(path, fd):
+            raise FileNotFoundError(errno.ENOENT, "somebody removed the copy", path)
+        os.rename(path, os.path.join(self.path, name))
         os.close(fd)
 
     def give_up(self, name: str, fd: int) -> None:
-        os.unlink(self._temporary(name))
+        """Remove a copy in progress; where that fails, the next scan does."""
+        path = self._temporary(name)
+        with contextlib.suppress(OSError):
+            if is_file_at(path, fd):
+                os.unlink(path)
         os.close(fd)
 
     def sync(self) -> None:
         """Make names durable: a copy whose name is lost with the power is only made again."""
-        sync_folder(self.path)
+        with contextlib.suppress(OSError):
+            sync_folder(self.path)
 
     def evict(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -85,9 +94,10 @@ class CacheFolder:
         return stat.f_bavail * stat.f_frsize
 
     def _look_at(self, entry: os.DirEntry[str], found: Found) -> None:
+        if not entry.is_file(follow_symlinks=False):
+            return
         if _COPY.fullmatch(entry.name):
-            if entry.is_file(follow_symlinks=False):
-                found.copies[entry.name] = entry.stat().st_size
+            found.copies[entry.name] = entry.stat().st_size
         elif match := _TEMPORARY.fullmatch(entry.name):
             size = _arriving_bytes(entry.path)
             if size is None:

@@ -2,20 +2,22 @@
 
 Invariants: a job's file is locked while the job lives, so what a dead one left is told apart and
 removed; files are read and written only while the directory is locked, so none is read half
-written.
+written; of a job that could not write its file, or whose file is damaged, nothing is known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from dataservice.storage.objects import staged_name
-from dataservice.storage.staging.locks import open_file, try_lock
+from dataservice.storage.staging.locks import is_file_at, open_file, try_lock
 from dataservice.storage.staging.needs import Need, Use
 
 _FOLDER = ".jobs-1"
@@ -38,14 +40,24 @@ class JobFile:
 
     def __init__(self, cache_dir: str) -> None:
         self._folder = os.path.join(cache_dir, _FOLDER)
-        os.makedirs(self._folder, exist_ok=True)
         self.name = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._fd = open_file(os.path.join(self._folder, self.name))
+        self._fd = -1
+
+    def enter(self) -> bool:
+        """Makes the entry where it is not there, also because somebody removed it; False where it
+        is. Raises OSError."""
+        path = os.path.join(self._folder, self.name)
+        if self._fd >= 0 and is_file_at(path, self._fd):
+            return False
+        self._leave()
+        os.makedirs(self._folder, exist_ok=True)
+        self._fd = open_file(path)
         if not try_lock(self._fd):
-            raise BlockingIOError(f"{self._folder}/{self.name} is locked already")
+            raise BlockingIOError(f"{path} is locked already")
+        return True
 
     def publish(self, budget_bytes: int, needs: Iterable[Need]) -> None:
-        """Replace what the others are told."""
+        """Replace what the others are told. Raises OSError, and they know nothing then."""
         uses = [
             (
                 staged_name(need.shard),
@@ -59,8 +71,12 @@ class JobFile:
         text = memoryview(orjson.dumps({"budget_bytes": budget_bytes, "uses": uses}))
         os.ftruncate(self._fd, 0)
         done = 0
-        while done < len(text):
-            done += os.pwrite(self._fd, text[done:], done)
+        try:
+            while done < len(text):
+                done += os.pwrite(self._fd, text[done:], done)
+        except OSError:
+            os.ftruncate(self._fd, 0)
+            raise
 
     def others(self) -> Others:
         """What the other live jobs need; files of dead ones are removed."""
@@ -69,7 +85,7 @@ class JobFile:
         for name in os.listdir(self._folder):
             if name == self.name or (text := self._read(name)) is None:
                 continue
-            told = orjson.loads(text) if text else {"budget_bytes": None, "uses": []}
+            told = _told(text)
             budgets.append(told["budget_bytes"])
             for staged, next_use, size_bytes, copy, share in told["uses"]:
                 known = uses.get(staged)
@@ -84,9 +100,12 @@ class JobFile:
 
     def close(self) -> None:
         if self._fd >= 0:
-            path = os.path.join(self._folder, self.name)
-            if os.path.exists(path):
-                os.unlink(path)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._folder, self.name))
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
@@ -101,3 +120,11 @@ class JobFile:
             return os.pread(fd, os.fstat(fd).st_size, 0)
         finally:
             os.close(fd)
+
+
+def _told(text: bytes) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {"budget_bytes": None, "uses": []}
+    return told

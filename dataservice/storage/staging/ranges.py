@@ -122,6 +122,8 @@ class Ranges:
             try:
                 return call()
             except StorageTimeout as error:
+                if self._stopped.is_set():
+                    break
                 self._on_stall(str(error))
                 if attempt + 1 == _ATTEMPTS:
                     raise

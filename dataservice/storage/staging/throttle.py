@@ -1,7 +1,8 @@
 """Holds the copies of all jobs on a node together to a number of bytes a second.
 
 Invariants: the jobs share one file that says when the line is free again, on the machine's own
-clock since it was started; a job that dies leaves nothing behind that holds up the others.
+clock since it was started; a job takes the line for one range at a time, so that one that ends has
+taken no more than it read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from dataservice.storage.staging.locks import FileLock
 _FILE_NAME = ".rate"
 _STATE = struct.Struct("<36sd")
 _LOCK_TIMEOUT_S = 30.0
+_LATE_S = 0.05
+"""By which a thread may wake too late without costing the rate."""
+_LONGEST_S = 3600.0
+"""A line that is taken for longer was not taken by a job: the file is damaged."""
+_LOOK_S = 0.25
 
 
 class Throttle:
@@ -33,24 +39,34 @@ class Throttle:
         self._clock = clock
         self._lock = FileLock(os.path.join(cache_dir, _FILE_NAME))
         self._boot = _boot_id()
+        self._turn = threading.Lock()
 
     def take(self, size_bytes: int, stopped: threading.Event) -> None:
         """Wait for the turn of `size_bytes`, or until stopped."""
-        wait_s = self.claim(size_bytes)
-        if wait_s > 0:
-            stopped.wait(wait_s)
+        while not stopped.is_set():
+            if not self._turn.acquire(timeout=_LOOK_S):
+                continue
+            try:
+                while (wait_s := self.claim(size_bytes)) and not stopped.wait(wait_s):
+                    pass
+                return
+            finally:
+                self._turn.release()
 
     def claim(self, size_bytes: int) -> float:
-        """Seconds until these bytes may be read; they are taken into account from now on."""
+        """0: these bytes may be read, and are taken into account; else seconds until the line is
+        free."""
         with self._lock.held(_LOCK_TIMEOUT_S) as fd:
             now = self._clock()
             state = os.pread(fd, _STATE.size, 0)
             boot, free_at = _STATE.unpack(state) if len(state) == _STATE.size else (b"", 0.0)
-            if boot != self._boot:
+            if boot != self._boot or not free_at <= now + _LONGEST_S:
                 free_at = 0.0
-            begin: float = max(now, free_at)
-            os.pwrite(fd, _STATE.pack(self._boot, begin + size_bytes / self._rate), 0)
-        return begin - now
+            if free_at > now:
+                return float(free_at - now)
+            free_at = max(free_at, now - _LATE_S) + size_bytes / self._rate
+            os.pwrite(fd, _STATE.pack(self._boot, free_at), 0)
+        return 0.0
 
     def close(self) -> None:
         self._lock.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from dataservice.errors import ArchiveError
 from dataservice.storage.membertable import MAX_MEMBERS, MemberTable
@@ -23,6 +24,8 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _TAIL_BYTES = 128 * 1024
 """Read at once: longer than any comment, and the whole directory of a small archive."""
 _CHUNK_BYTES = 4 * 1024 * 1024
+_MAX_ENDS = 64
+"""End records that are looked at."""
 _SPLIT = "part of a split archive; join its parts first"
 
 
@@ -43,8 +46,7 @@ def read_directory(read: ReadAt, size_bytes: int) -> MemberTable:
     """The member table of an archive of `size_bytes` bytes. Raises ArchiveError."""
     tail_at = max(size_bytes - _TAIL_BYTES, 0)
     tail = _Tail(read, tail_at, read(tail_at, size_bytes - tail_at))
-    end = _find_end(tail, size_bytes)
-    start = _directory_start(tail, end)
+    end, start = _find_directory(tail, size_bytes)
     parser = EntryParser(shift=start - end.offset, directory_at=start)
     for chunk in _chunks(tail, start, end.size):
         parser.feed(chunk)
@@ -79,19 +81,38 @@ def _chunks(read: ReadAt, start: int, size: int) -> Iterator[bytes]:
         yield read(start + at, min(_CHUNK_BYTES, size - at))
 
 
-def _find_end(tail: _Tail, size_bytes: int) -> _End:
+def _find_directory(tail: _Tail, size_bytes: int) -> tuple[_End, int]:
+    """The end record and where its directory starts.
+
+    The last end record counts; one before it only where that one's comment holds the later ones.
+    """
+    first: ArchiveError | None = None
+    for at, trailing in islice(_end_records(tail), _MAX_ENDS):
+        if first and trailing:
+            continue
+        try:
+            end = _read_end(tail, at, trailing)
+            return end, _directory_start(tail, end)
+        except ArchiveError as error:
+            first = first or error
+    if first:
+        raise first
+    if size_bytes >= 4 and tail(0, 4) in (b"PK\x07\x08", b"PK\x03\x04"):
+        raise ArchiveError(
+            "truncated, or a part of a split archive but the last: no central directory found"
+        )
+    raise ArchiveError("truncated, or not a zip archive: no central directory found")
+
+
+def _end_records(tail: _Tail) -> Iterator[tuple[int, int]]:
+    """Where each may stand in the tail, the last first, and how many bytes are behind it."""
     at = len(tail.data)
     while (at := tail.data.rfind(b"PK\x05\x06", 0, at)) >= 0:
         if at + _END.size <= len(tail.data):
             comment_bytes = _END.unpack_from(tail.data, at)[7]
             trailing = len(tail.data) - at - _END.size - comment_bytes
             if trailing >= 0:
-                return _read_end(tail, at, trailing)
-    if size_bytes >= 4 and tail(0, 4) in (b"PK\x07\x08", b"PK\x03\x04"):
-        raise ArchiveError(
-            "truncated, or a part of a split archive but the last: no central directory found"
-        )
-    raise ArchiveError("truncated, or not a zip archive: no central directory found")
+                yield at, trailing
 
 
 def _read_end(tail: _Tail, at: int, trailing: int) -> _End:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dataservice.errors import ArchiveError
 from dataservice.storage import membertable as mt
-from dataservice.storage.zips.layout import ENTRY, ENTRY_BYTES, entry_places, extra_field
+from dataservice.storage.zips.layout import ENTRY, ENTRY_BYTES, entry_places, extra_field, unaligned
 from dataservice.storage.zips.methods import METHODS, STORED, crc32
 from dataservice.storage.zips.names import read_names
 
@@ -26,6 +26,8 @@ _UNIX, _REGULAR_FILE = 3, 8
 _MAX_METHOD = 0x7FFF
 """Higher numbers are shown as this one."""
 _ZIP64 = 0x0001
+_FIELD_BYTES = 4
+"""Kind and length of an extra field, before its data."""
 _WIDE = ((_UNKNOWN, 8), (_UNKNOWN, 8), (_UNKNOWN, 8), (0xFFFF, 4))
 """What stands for "in the zip64 field" in size, stored bytes, offset and disk; width there."""
 _SLACK = 64 * 1024
@@ -83,7 +85,7 @@ class EntryParser:
         return mt.MemberTable(name=names, directory_crc32=self._crc, **columns)
 
     def _columns(self, data: bytes, at: NDArray[np.int64]) -> dict[str, Any]:
-        every = np.ndarray((len(data) - ENTRY_BYTES + 1,), ENTRY, data, strides=(1,))
+        every = unaligned(data, ENTRY)
         last = at + ENTRY_BYTES + every["name"][at] - 1
         is_file = (every["name"][at] == 0) | (np.frombuffer(data, np.uint8)[last] != ord("/"))
         at = at[is_file]
@@ -137,34 +139,38 @@ def _wide_values(
     rows = np.flatnonzero(np.logical_or.reduce(unknown))
     if not len(rows):
         return columns[0], columns[1], columns[2], columns[3]
-    extra_at = (at + ENTRY_BYTES + entry["name"])[rows].tolist()
-    extra_size = entry["extra"][rows].tolist()
-    wide, good = [], []
-    for values, start, size in zip(
-        zip(*(column[rows].tolist() for column in columns), strict=True),
-        extra_at,
-        extra_size,
-        strict=True,
-    ):
-        read = _zip64(values, extra_field(data, start, size, _ZIP64) or b"")
-        wide.append(read or values)
-        good.append(read is not None)
+    wide = [column[rows] for column in columns]
+    begin, end = _zip64_fields(data, at[rows] + ENTRY_BYTES + entry["name"][rows], entry[rows])
+    good = np.ones(len(rows), np.bool_)
+    for values, is_unknown, (_, width) in zip(wide, unknown, _WIDE, strict=True):
+        needed = is_unknown[rows]
+        there = needed & (begin + width <= end)
+        values[there] = unaligned(data, f"<u{width}")[begin[there]]
+        good &= there | ~needed
+        begin += needed * width
     refused = np.zeros(len(at), np.bool_)
-    refused[rows] = ~np.array(good)
+    refused[rows[~good]] = True
     mt.refuse(problem, refused, mt.DAMAGED)
-    for column, values in zip(columns, zip(*wide, strict=True), strict=True):
-        column[rows] = np.array(values, np.uint64)
+    for column, values in zip(columns, wide, strict=True):
+        column[rows[good]] = values[good]
     return columns[0], columns[1], columns[2], columns[3]
 
 
-def _zip64(values: tuple[int, ...], field: bytes) -> tuple[int, ...] | None:
-    """The values, those that are only in the field taken from it; None where it lacks one."""
-    wide, at = [], 0
-    for value, (unknown, width) in zip(values, _WIDE, strict=True):
-        if value == unknown:
-            if at + width > len(field):
-                return None
-            value = int.from_bytes(field[at : at + width], "little")
-            at += width
-        wide.append(value)
-    return tuple(wide)
+def _zip64_fields(
+    data: bytes, at: NDArray[np.int64], entry: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the data of the zip64 fields begins and ends, of entries whose extra fields stand at
+    `at`; 0 and 0 where there is none."""
+    size = entry["extra"].astype(np.int64)
+    begin, end = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
+    some = np.flatnonzero(size >= _FIELD_BYTES)
+    kind, length = (unaligned(data, "<u2")[at[some] + step].astype(np.int64) for step in (0, 2))
+    whole = _FIELD_BYTES + length <= size[some]
+    # Mostly it is the first field.
+    first = some[(kind == _ZIP64) & whole]
+    begin[first] = at[first] + _FIELD_BYTES
+    end[first] = begin[first] + length[(kind == _ZIP64) & whole]
+    for row in some[(kind != _ZIP64) & whole].tolist():
+        field = extra_field(data, int(at[row]), int(size[row]), _ZIP64)
+        begin[row], end[row] = field or (0, 0)
+    return begin, end

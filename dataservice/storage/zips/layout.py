@@ -7,6 +7,7 @@ Invariants: an entry is 46 bytes, a name, extra fields and a comment, right behi
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ def entry_places(data: bytes) -> tuple[NDArray[np.int64], int]:
     # Every signature, also those that stand in a name; mostly there is none such.
     at = np.flatnonzero(octets[: max(len(data) - ENTRY_BYTES + 1, 0)] == ENTRY_SIGNATURE[0])
     if len(at):
-        every = np.ndarray((len(data) - ENTRY_BYTES + 1,), ENTRY, data, strides=(1,))
+        every = unaligned(data, ENTRY)
         at = at[every["signature"][at] == _SIGNATURE]
         found = every[at]
         stop = at + ENTRY_BYTES + found["name"] + found["extra"] + found["comment"]
@@ -71,14 +72,21 @@ def _walk(data: bytes) -> tuple[NDArray[np.int64], int]:
     return np.array(places, np.int64), at
 
 
-def extra_field(data: bytes, at: int, size: int, wanted: int) -> bytes | None:
-    """The data of the first extra field of that kind among `size` bytes of them at `at`."""
+def unaligned(data: bytes, kind: Any) -> NDArray[Any]:
+    """Values of a numpy type that start at every byte of `data`, without a copy."""
+    size = np.dtype(kind).itemsize
+    return np.ndarray((max(len(data) - size + 1, 0),), kind, data, strides=(1,))
+
+
+def extra_field(data: bytes, at: int, size: int, wanted: int) -> tuple[int, int] | None:
+    """Where the data of the first extra field of that kind begins and ends, among `size` bytes of
+    such fields at `at`."""
     end = at + size
     while at + 4 <= end:
         kind = data[at] | data[at + 1] << 8
         length = data[at + 2] | data[at + 3] << 8
         at += 4
         if kind == wanted:
-            return data[at : at + length] if at + length <= end else None
+            return (at, at + length) if at + length <= end else None
         at += length
     return None

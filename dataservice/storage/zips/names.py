@@ -15,11 +15,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dataservice.storage import membertable as mt
-from dataservice.storage.zips.layout import ENTRY_BYTES, extra_field
+from dataservice.storage.zips.layout import ENTRY_BYTES, extra_field, unaligned
 from dataservice.storage.zips.methods import crc32
 
 _UTF8_FLAG = 0x0800
 _UNICODE_PATH = 0x7075
+_UNICODE_PATH_BYTES = 5
+"""Version and CRC, before the name."""
 _SHORTENED_BYTES = 100
 
 
@@ -55,8 +57,8 @@ def pieces(data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -
     """The bytes of all ranges behind each other; ranges do not overlap and are in order."""
     inside = np.zeros(len(data) + 1, np.int8)
     used = lengths > 0
-    np.add.at(inside, starts[used], 1)
-    np.add.at(inside, (starts + lengths)[used], -1)
+    inside[starts[used]] += 1
+    inside[(starts + lengths)[used]] -= 1
     mask = np.cumsum(inside, dtype=np.int8)[:-1].view(np.bool_)
     return np.frombuffer(data, np.uint8)[mask].tobytes()
 
@@ -72,15 +74,17 @@ def _decode(raw: bytes, is_utf8: bool) -> str | None:
 def _unicode_paths(data: bytes, at: NDArray[np.int64], entry: NDArray[Any]) -> dict[int, str]:
     """By row, the names that stand in an extra field (Info-ZIP's Unicode Path)."""
     found: dict[int, str] = {}
-    if _UNICODE_PATH.to_bytes(2, "little") not in data:
-        return found
-    rows = np.flatnonzero((entry["extra"] > 9) & (entry["flags"] & _UTF8_FLAG == 0))
-    for row in rows.tolist():
-        start = int(at[row]) + ENTRY_BYTES
-        stop = start + int(entry["name"][row])
-        value = extra_field(data, stop, int(entry["extra"][row]), _UNICODE_PATH)
+    extra_at = at + ENTRY_BYTES + entry["name"]
+    # Rows whose extra fields hold the field's kind, be it by chance: there are few.
+    kinds = np.flatnonzero(unaligned(data, "<u2") == _UNICODE_PATH)
+    rows = np.searchsorted(extra_at, kinds, "right") - 1
+    rows = np.unique(rows[(rows >= 0) & (kinds < (extra_at + entry["extra"])[rows])])
+    for row in rows[entry["flags"][rows] & _UTF8_FLAG == 0].tolist():
+        start, stop = int(at[row]) + ENTRY_BYTES, int(extra_at[row])
+        field = extra_field(data, stop, int(entry["extra"][row]), _UNICODE_PATH)
+        value = data[slice(*field)] if field else b""
         if (
-            value
+            len(value) > _UNICODE_PATH_BYTES
             and value[0] == 1
             and int.from_bytes(value[1:5], "little") == crc32(data[start:stop])
         ):

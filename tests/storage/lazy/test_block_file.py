@@ -95,11 +95,28 @@ def test_damage_costs_the_block_it_hit(
     assert readable(path) == sorted(numbers)
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_begin_costs_no_block(tmp_path: Path) -> None:
     path = tmp_path / "blocks"
-    path.write_bytes(b"something else altogether, of another program")
-    with pytest.raises(StorageError, match="holds no counted blocks"):
-        BlockFile(str(path), BLOCKS)
+    written(path, [3, 1, 4])
+    with path.open("r+b") as file:
+        file.write(b"gone")
+    assert readable(path) == [1, 3, 4]
+    file = BlockFile(str(path), BLOCKS)
+    assert not file.append(3, PAYLOADS[3])
+    assert file.append(5, PAYLOADS[5])
+    file.close()
+    assert readable(path) == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("content", [b"x", b"something else altogether, of another program"])
+def test_what_holds_no_blocks_is_written_anew(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "blocks"
+    path.write_bytes(content)
+    assert readable(path) == []
+    file = BlockFile(str(path), BLOCKS)
+    assert file.append(2, PAYLOADS[2])
+    file.close()
+    assert readable(path) == [2]
 
 
 def test_two_processes_append_to_one_file(tmp_path: Path) -> None:

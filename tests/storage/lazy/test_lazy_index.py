@@ -30,6 +30,7 @@ from storage.datasets import (
 from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid, KindShare, PlanSettings, Segregation, SourceShare
 from dataservice.errors import ConfigError, StaleIndexError, StorageError
+from dataservice.storage.archives import Archives
 from dataservice.storage.index import Index
 from dataservice.storage.index_build import build_index
 from dataservice.storage.lazy import (
@@ -40,6 +41,7 @@ from dataservice.storage.lazy import (
     scan_sources,
 )
 from dataservice.storage.lazy import counting as counting
+from dataservice.storage.objects import ShardReader, Store, staged_path
 from dataservice.storage.sources import RecordFormat, SourceFiles
 
 PICTURES = {f"p{i}.png": picture(20 + 7 * i, 30 + 5 * (i % 4)) for i in range(12)}
@@ -291,6 +293,14 @@ def _raise(keys: Any) -> None:
 # ---- scanning -----------------------------------------------------------------------------------
 
 
+def test_a_scan_that_finds_nothing_new_writes_no_manifest(tmp_path: Path) -> None:
+    sources = [text_source(tmp_path, 100)]
+    for _ in range(2):
+        scan_sources(sources, str(tmp_path / "lazy"), counter="c")
+        (tmp_path / "lazy" / "lazy.json").chmod(0o400)
+    assert (tmp_path / "lazy" / "lazy.json").stat().st_mode & 0o777 == 0o400
+
+
 def test_a_second_scan_reads_nothing_and_a_changed_file_alone_is_read(tmp_path: Path) -> None:
     sources = [text_source(tmp_path, 300, files=3)]
     scan = lambda: scan_sources(sources, str(tmp_path / "lazy"), counter="bytes")  # noqa: E731
@@ -408,3 +418,29 @@ def test_large_records_are_counted_a_few_at_a_time(
             here.count_all(keys)
             blocks.append([lazy._store.read(*key) for key in keys])
     assert blocks[0] == blocks[1] == blocks[2]
+
+
+def test_no_row_follows_from_a_damaged_staged_copy(tmp_path: Path) -> None:
+    sources = [text_source(tmp_path, 100)]
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with opened(tmp_path / "lazy", sources) as (lazy, _):
+        place = lazy.blocks.place((0, 0))
+        Path(staged_path(str(cache), place.shard)).write_bytes(
+            Path(place.shard.url).read_bytes().replace(b"x", b"y")
+        )
+        archives = Archives(lazy_store := Store(), lazy.index_dir, deadline_s=10)
+        with ShardReader(str(cache), deadline_s=10, store=lazy_store) as reader:
+            counted = counting.BlockCounter(
+                sources,
+                ByteCounter(),
+                reader=reader,
+                archives=archives,
+                store=lazy_store,
+                deadline_s=10,
+                roots=lazy.roots,
+                folder=lazy.index_dir,
+            ).count(place)
+        archives.close()
+        lazy.columns(0, np.array([0]))
+        assert counted == lazy._store.read(0, 0)

@@ -329,3 +329,118 @@ def test_small_shards_are_copied_side_by_side_large_ones_in_order(
         if size == 900:
             assert max(map(len, together)) > 1
         store.close()
+
+
+# ---- directories that change under it ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a folder", "a link"])
+def test_a_directory_that_is_removed_or_replaced_is_filled_anew(
+    area: StagingArea, cache: Path, origin: Origin, tmp_path: Path, instead: str
+) -> None:
+    needs = [origin.make(n, 100) for n in "ab"]
+    area.update(needs[:1])
+    run(area)
+    cache.rename(tmp_path / "away")
+    other = tmp_path / "other"
+    if instead == "a folder":
+        cache.mkdir()
+    elif instead == "a link":
+        other.mkdir()
+        cache.symlink_to(other)
+    area.update(needs)
+    assert run(area) == 2
+    assert copies(area) == names(*needs)
+    assert area.figures().cached_shards == 2
+
+
+def test_a_directory_that_goes_away_in_mid_copy_costs_that_copy(
+    cache: Path, origin: Origin, clock: Clock, tmp_path: Path
+) -> None:
+    need = origin.make("a", 100)
+    name = staged_name(need.shard)
+
+    def replace(_: str) -> None:
+        """The new directory has a half copy of somebody else's."""
+        if not (tmp_path / "away").exists():
+            cache.rename(tmp_path / "away")
+            cache.mkdir()
+            (cache / f".tmp-{name}").write_bytes(b"half")
+
+    with StagingArea(
+        str(cache), budget_bytes=250, store=CountingStore(replace), clock=clock
+    ) as area:
+        area.update([need])
+        area.step()
+        assert copies(area) == set()
+        assert area.figures().errors == 1
+        clock.now += 1
+        run(area)
+        assert (cache / name).read_bytes() == Path(need.shard.url).read_bytes()
+    assert not (cache / f".tmp-{name}").exists()
+
+
+def test_a_directory_that_cannot_be_used_is_reported_once_and_tried_again(
+    cache: Path, origin: Origin, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.write_bytes(b"a file")
+    need = origin.make("a", 100)
+    with StagingArea(str(cache), budget_bytes=250, clock=clock) as area:
+        area.update([need])
+        for _ in range(3):
+            assert not area.step()
+            clock.now += 60
+        figures = area.figures()
+        assert (figures.errors, figures.missing_shards) == (4, 1)
+        assert "cannot be used" in figures.last_error and str(cache) in figures.last_error
+        assert area.settled(3)
+        assert len(caplog.records) == 1
+        cache.unlink()
+        assert run(area) == 1
+        assert copies(area) == names(need)
+
+
+def test_a_copy_that_cannot_have_its_name_is_let_go_of(
+    area: StagingArea, origin: Origin, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    need = origin.make("a", 100)
+    area.update([need])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", read_only)
+        patch.setattr(os, "unlink", read_only)
+        area.step()
+    figures = area.figures()
+    assert (figures.errors, figures.cached_bytes) == (1, 0)
+    assert "Read-only" in figures.last_error
+    clock.now += 1
+    assert run(area) == 1
+    assert copies(area) == names(need)
+
+
+@pytest.mark.parametrize("size", [0, 40, 140])
+def test_a_copy_of_another_size_is_made_again(
+    area: StagingArea, origin: Origin, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    need = origin.make("a", 100)
+    area.update([need])
+    run(area)
+    os.truncate(staged_path(area.cache_dir, need.shard), size)
+    area.update([need])
+    assert run(area) == 1
+    assert Path(staged_path(area.cache_dir, need.shard)).stat().st_size == 100
+    assert f"has {size} bytes in place of 100" in caplog.text
+
+
+def test_what_is_no_file_of_ours_is_not_followed(
+    area: StagingArea, cache: Path, origin: Origin
+) -> None:
+    linked, piped, fine = (origin.make(n, 50) for n in "abc")
+    os.symlink(linked.shard.url, cache / f".tmp-{staged_name(linked.shard)}")
+    os.mkfifo(cache / f".tmp-{staged_name(piped.shard)}")
+    area.update([linked, piped, fine])
+    run(area)
+    assert names(fine) <= copies(area)
+    assert Path(linked.shard.url).stat().st_size == 50

@@ -133,6 +133,9 @@ def test_what_later_reads_do_not_check_is_read_back(
     assert not checked_later(plain)
     with pytest.raises(StorageError, match="is the disk failing"):
         copier.copy(plain)
+    assert not checked_later(
+        dataclasses.replace(plain, shard=dataclasses.replace(plain.shard, packing="gz"), crc32=7)
+    )
     for checked in (
         origin.make("a.jsonl", SIZE),
         dataclasses.replace(origin.make("A.ZIP", SIZE), crc32=-1),

@@ -155,10 +155,11 @@ def test_decisions_hold_their_promises(
     assert not set(decision.evict) & arriving and len(set(decision.evict)) == len(decision.evict)
     after = {n: s for n, s in {**cached, **copies}.items() if n not in decision.evict}
     assert sum(after.values()) <= max(budget, sum(cached[name] for name in arriving))
-    last_copied = max((first_use[name] for name in copies), default=-1)
+    coming = copies.keys() | {name for name, use in theirs.items() if use.copy} - cached.keys()
+    soonest = min((first_use[name] for name in coming), default=100)
     for name in decision.evict:
-        if cached[name] <= budget - sum(cached[n] for n in arriving):
-            assert name not in first_use or first_use[name] > last_copied or not copies
+        if sum(cached.values()) <= budget:
+            assert name not in first_use or first_use[name] > soonest
     uses = [first_use[staged_name(n.shard)] for n in decision.copy]
     assert uses == sorted(uses)
     wanted = {staged_name(n.shard) for n in own if n.copy}

@@ -6,6 +6,7 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -177,7 +178,7 @@ def test_two_processes_copy_each_shard_once_between_them(
 def test_a_stopped_neighbour_is_named_and_not_waited_for_forever(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     lock = FileLock(str(path))
-    fd = os.open(path, os.O_RDWR)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with pytest.raises(StorageError, match=r"\.lock is locked by another process"), lock.held(0.05):
         pass
@@ -203,14 +204,44 @@ def threads_result(call: Callable[[], object]) -> None:
         raise failed[0]
 
 
+def test_a_lock_is_of_the_file_that_has_the_name_now(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    one, two = (FileLock(str(folder / ".lock")) for _ in range(2))
+    with one.held(1):
+        pass
+    folder.rename(tmp_path / "away")
+    with two.held(1), pytest.raises(StorageError, match="locked by another process"):
+        one.held(0.05).__enter__()
+    one.close()
+    two.close()
+
+
+def test_a_job_that_cannot_say_what_it_needs_costs_the_others_nothing(
+    cache: str, origin: Origin
+) -> None:
+    needs = [origin.make(f"{i}", 100) for i in range(3)]
+    with StagingArea(cache, budget_bytes=10**6) as one, StagingArea(cache, budget_bytes=400) as two:
+        (mine, other) = os.listdir(Path(cache) / ".jobs-1")
+        for name in (mine, other):
+            (Path(cache) / ".jobs-1" / name).write_bytes(b'{"budget_bytes":1,"us')
+        one.update(needs)
+        assert run(one) == 3
+        two.update(needs)
+        assert not run(two)
+        assert (one.figures().errors, two.figures().cached_shards) == (0, 3)
+
+
 def test_all_jobs_together_keep_to_the_rate(tmp_path: Path) -> None:
     now = [100.0]
     one, two = (
         Throttle(str(tmp_path), max_bytes_per_s=1000, clock=lambda: now[0]) for _ in range(2)
     )
-    assert one.claim(500) == 0
+    assert one.claim(550) == 0
     assert two.claim(1000) == pytest.approx(0.5)
-    assert one.claim(1) == pytest.approx(1.5)
+    assert one.claim(1000) == pytest.approx(0.5), "who only asked has taken nothing"
+    now[0] += 0.5
+    assert two.claim(1000) == 0
+    assert one.claim(1) == pytest.approx(1.0)
     now[0] += 10
     assert two.claim(1000) == 0
     stopped = threading.Event()
@@ -232,8 +263,18 @@ def test_the_rate_of_an_earlier_run_of_the_machine_does_not_count(tmp_path: Path
     throttle.close()
 
 
+@pytest.mark.parametrize("free_at", [float("nan"), float("inf"), 1e300])
+def test_a_damaged_rate_holds_nobody_up(tmp_path: Path, free_at: float) -> None:
+    throttle = Throttle(str(tmp_path), max_bytes_per_s=1)
+    throttle.claim(1)
+    content = (tmp_path / ".rate").read_bytes()
+    (tmp_path / ".rate").write_bytes(content[:36] + struct.pack("<d", free_at))
+    assert throttle.claim(1) == 0
+    throttle.close()
+
+
 def test_a_throttled_area_takes_its_time(cache: str, origin: Origin) -> None:
-    needs = [origin.make(f"{i}", 1000, next_use=i) for i in range(3)]
+    needs = [origin.make(f"{i}", 1000, next_use=i) for i in range(4)]
     with StagingArea(cache, budget_bytes=10**6, max_bytes_per_s=5000) as area:
         area.update(needs)
         before = time.monotonic()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dataservice.errors import ImageError
+from dataservice.pipeline.jpegs import CheckedJpeg
+from dataservice.pipeline.pixels import load_rgb, picture_header
+
+END = b"\xff\xd9"
+
+
+def jpeg(width: int, height: int, mode: str = "RGB", *, flat: bool = False, **options) -> bytes:
+    pixels = random.Random(width).randbytes(width * height * 3)
+    if flat:
+        pixels = bytes([200]) * len(pixels)
+    image = Image.frombytes("RGB", (width, height), pixels).convert(mode)
+    stored = io.BytesIO()
+    image.save(stored, "JPEG", **options)
+    return stored.getvalue()
+
+
+def pixels_of(data: bytes) -> np.ndarray:
+    with CheckedJpeg(data) as image:
+        image.load()
+        return np.asarray(image)
+
+
+def pixels_of_pillow(data: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from(["RGB", "L", "CMYK"]),
+    st.booleans(),
+    st.fixed_dictionaries(
+        {"quality": st.sampled_from([1, 75, 100])},
+        optional={
+            "progressive": st.just(True),
+            "optimize": st.just(True),
+            "restart_marker_blocks": st.integers(1, 9),
+        },
+    ),
+    st.sampled_from([b"", b"behind", END, b"\xff\xd8\xff\xe0"]),
+)
+def test_pixels_are_those_of_pillow(width, height, mode, flat, options, behind) -> None:
+    data = jpeg(width, height, mode, flat=flat, **options) + behind
+    assert (pixels_of(data) == pixels_of_pillow(data)).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("marker", [END, b"\xff\xfe\0\4ab", b"\xff\xdc\0\4\0\x40"])
+def test_data_that_end_early_are_no_picture(mode: str, marker: bytes) -> None:
+    """Not at the end of the file, where anybody would notice, but at a marker."""
+    data = jpeg(96, 200, mode)
+    cut = data[: len(data) // 2].rstrip(b"\xff") + marker + END
+    assert pixels_of_pillow(cut).shape[:2] == (200, 96)
+    with pytest.raises(ImageError, match=r"^truncated JPEG: its data end before its last row$"):
+        load_rgb(cut, picture_header(cut, 10**6))
+
+
+def test_a_height_that_the_data_do_not_fill() -> None:
+    data = bytearray(jpeg(96, 40))
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 2] = (400).to_bytes(2, "big")
+    with pytest.raises(ImageError, match="truncated JPEG"):
+        load_rgb(bytes(data), picture_header(bytes(data), 10**6))
+
+
+def test_a_picture_of_many_scans_is_left_to_the_decoder() -> None:
+    data = jpeg(96, 64, progressive=True)
+    fewer = data[: data.rindex(b"\xff\xda")] + END
+    assert (pixels_of(fewer) == pixels_of_pillow(fewer)).all()
