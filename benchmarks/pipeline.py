@@ -47,11 +47,11 @@ from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.state_log import StateLog
 from dataservice.actors.worker import BUILDERS, Worker
+from dataservice.cli.index_view import open_index
 from dataservice.config import Config, load_config
 from dataservice.core.packspec import PackSpec
 from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid
-from dataservice.indexing import build_or_open_index
 from dataservice.pipeline.images import DecodeLimits, decoder_fingerprint
 from dataservice.pipeline.materialize import build_pack
 from dataservice.pipeline.pool import BuildPools
@@ -136,7 +136,7 @@ def make_config(corpus: Path, names: Sequence[str], folder: Path, threads: int) 
 
 def planned_packs(config: Config, most: int) -> list[PackSpec]:
     """The first packs of the plan, whole steps of GRID."""
-    index = build_or_open_index(config)
+    index = open_index(config)
     plan = Plan(config.plan, index)
     specs: list[PackSpec] = []
     step = plan.step(plan.start(), GRID)

@@ -103,11 +103,12 @@ def work(folder: Path, dp_size: int, pack_length: int) -> dict[str, float]:
     from dataservice.config import load_config
     from dataservice.core.plan import Plan
     from dataservice.core.settings import Grid
-    from dataservice.indexing import build_or_open_index, update_index
+    from dataservice.indexing import update_index
     from dataservice.pipeline.images import DecodeLimits
     from dataservice.pipeline.materialize import build_pack
     from dataservice.pipeline.pool import BuildPools
     from dataservice.pipeline.text import TextRenderer
+    from dataservice.storage.index import Index
     from dataservice.storage.objects import ShardReader
 
     path = folder / "config.yaml"
@@ -122,7 +123,7 @@ def work(folder: Path, dp_size: int, pack_length: int) -> dict[str, float]:
     report = update_index(config)
     indexed_s = time.perf_counter() - began
     began = time.perf_counter()
-    index = build_or_open_index(config)
+    index = Index.open(config.index_dir)
     plan = Plan(config.plan, index)
     grid = Grid(dp_size=dp_size, micro_steps=1)
     cursor, packs, tokens, images, first_s = plan.start(), 0, 0, 0, 0.0

@@ -3,7 +3,7 @@
     DataServiceError
     |-- ConfigError            a setting is wrong (also a ValueError)
     |-- DataError              one record, member or picture is bad; carries where
-    |   |-- RecordError        a JSONL record cannot be read
+    |   |-- RecordError        a record cannot be read
     |   |-- ArchiveError       a zip archive or member cannot be read
     |   `-- ImageError         a picture cannot be decoded
     |-- StaleIndexError        a shard changed after it was indexed
@@ -72,7 +72,7 @@ class DataError(DataServiceError):
 
 
 class RecordError(DataError):
-    """A JSONL record cannot be read."""
+    """A record cannot be read."""
 
 
 class ArchiveError(DataError):

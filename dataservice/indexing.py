@@ -6,16 +6,14 @@ stat of every shard.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
 from dataservice.config import Config
 from dataservice.pipeline.text import TextRenderer
-from dataservice.storage.index import Index
 from dataservice.storage.index_build import build_index
 from dataservice.storage.index_executor import IndexExecutor
 from dataservice.storage.index_report import REJECTED_NAME, IndexProgress, IndexReport
@@ -32,7 +30,6 @@ from dataservice.storage.tables import write_atomically
 
 __all__ = [
     "LazyRejected",
-    "build_or_open_index",
     "open_lazy_index",
     "scan_lazy_index",
     "update_index",
@@ -56,18 +53,6 @@ def update_index(
         executor=executor,
         deadline_s=config.staging.deadline_s,
     )
-
-
-def build_or_open_index(
-    config: Config, progress: Callable[[IndexProgress], None] | None = None
-) -> Index:
-    """The index as the config's data stands now, built first where it is not up to date; a lazy one
-    counts in this process."""
-    if config.index == "lazy":
-        scan_lazy_index(config)
-        return open_lazy_index(config)
-    update_index(config, progress)
-    return Index.open(config.index_dir)
 
 
 def scan_lazy_index(
@@ -128,8 +113,7 @@ def write_lazy_rejected(config: Config) -> LazyRejected:
                 offset=found.offset,
                 reason=found.reason,
             )
-            text = json.dumps(asdict(record), ensure_ascii=False) + "\n"
-            file.write(text.encode())
+            file.write(record.as_line())
             count += 1
 
     write_atomically(path, write)

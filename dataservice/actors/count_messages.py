@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataservice.core.packspec import ShardRef
+from dataservice.actors.shard_messages import ref_of, shard_of
 from dataservice.errors import WireError
 from dataservice.storage.backends import ObjectStat
 from dataservice.storage.lazy.counting import BlockPlace
@@ -13,17 +13,10 @@ from dataservice.wire.counting import CountBlock, Found
 
 
 def job_of(place: BlockPlace) -> CountBlock:
-    shard = place.shard
     return CountBlock(
         file=place.file,
         block=place.block,
-        source=shard.source,
-        name=shard.name,
-        url=shard.url,
-        size_bytes=shard.size_bytes,
-        mtime_ns=shard.mtime_ns,
-        packing=shard.packing,
-        unpacked_bytes=shard.unpacked_bytes,
+        shard=shard_of(place.shard),
         offsets=place.offset.astype("<u8").tobytes(),
         lengths=place.length.astype("<u4").tobytes(),
         beside=tuple(map(found_of, place.beside)),
@@ -42,15 +35,7 @@ def place_of(job: CountBlock) -> BlockPlace:
     return BlockPlace(
         file=job.file,
         block=job.block,
-        shard=ShardRef(
-            source=job.source,
-            name=job.name,
-            url=job.url,
-            size_bytes=job.size_bytes,
-            mtime_ns=job.mtime_ns,
-            packing=job.packing,
-            unpacked_bytes=job.unpacked_bytes,
-        ),
+        shard=ref_of(job.shard),
         offset=offset,
         length=length,
         beside=tuple(map(file_of, job.beside)),

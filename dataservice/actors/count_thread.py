@@ -119,7 +119,7 @@ class CountThread:
             rows = self._counter.count(place_of(job))
         except Exception as error:
             if not isinstance(error, DataServiceError):
-                _LOG.exception("block %d of %s/%s", job.block, job.source, job.name)
+                _LOG.exception("block %d of %s/%s", job.block, job.shard.source, job.shard.name)
             return CountedBlock(
                 file=job.file,
                 block=job.block,

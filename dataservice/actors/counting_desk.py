@@ -163,7 +163,8 @@ class CountingDesk:
         reason = self._problem or reason
         return (
             f"{what} waits for {len(left)} blocks of records to be counted, such as block "
-            f"{job.block} of {job.source}/{job.name}" + (f" ({reason})" if reason else "")
+            f"{job.block} of {job.shard.source}/{job.shard.name}"
+            + (f" ({reason})" if reason else "")
         )
 
     def _failed(self, counted: CountedBlock, worker_id: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataservice.wire.counting import CountBlock, CountedBlock, Roots
-from dataservice.wire.messages import CursorState, ShardNeed
+from dataservice.wire.messages import CursorState
+from dataservice.wire.staging import ShardNeed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

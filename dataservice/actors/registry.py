@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dataservice.errors import LeaseLost
-from dataservice.wire.messages import PullStaging, PullWork, RegisterStager, RegisterWorker
+from dataservice.wire.messages import PullWork, RegisterWorker
+from dataservice.wire.staging import PullStaging, RegisterStager
 
 
 @dataclass(frozen=True, slots=True)

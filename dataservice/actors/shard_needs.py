@@ -14,10 +14,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.actors.shard_messages import shard_of
 from dataservice.core.packspec import ShardRef
 from dataservice.core.plan import Plan
 from dataservice.core.tables import IndexView, WindowPlan
-from dataservice.wire.messages import ShardNeed
+from dataservice.wire.staging import ShardNeed
 
 WINDOWS_KNOWN = 64
 """How far the order of samples is looked at, in windows a lane."""
@@ -121,15 +122,9 @@ class ShardNeeds:
 
     def _need(self, shard: ShardRef, ahead: int, copy: bool, share: float) -> ShardNeed:
         return ShardNeed(
-            source=shard.source,
-            name=shard.name,
-            url=shard.url,
-            size_bytes=shard.size_bytes,
-            mtime_ns=shard.mtime_ns,
+            shard=shard_of(shard),
             crc32=self._index.shard_crc(shard),
             next_use=ahead,
-            packing=shard.packing,
-            unpacked_bytes=shard.unpacked_bytes,
             copy=copy,
             share=round(share, 4),
         )

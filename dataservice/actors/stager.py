@@ -12,11 +12,11 @@ import dataclasses
 import threading
 
 from dataservice.actors.member import PULL_WAIT_S, Member
+from dataservice.actors.shard_messages import ref_of
 from dataservice.config import config_from_json
-from dataservice.core.packspec import ShardRef
 from dataservice.errors import ConfigError
 from dataservice.storage.staging import Copiers, Need, StagingArea
-from dataservice.wire.messages import PullStaging, RegisterStager, ShardNeed, StagerRegistered
+from dataservice.wire.staging import PullStaging, RegisterStager, ShardNeed, StagerRegistered
 
 
 def open_area(config_json: str) -> StagingArea:
@@ -88,15 +88,7 @@ class Stager:
 
 def _need(need: ShardNeed) -> Need:
     return Need(
-        shard=ShardRef(
-            source=need.source,
-            name=need.name,
-            url=need.url,
-            size_bytes=need.size_bytes,
-            mtime_ns=need.mtime_ns,
-            packing=need.packing,
-            unpacked_bytes=need.unpacked_bytes,
-        ),
+        shard=ref_of(need.shard),
         crc32=need.crc32,
         next_use=need.next_use,
         copy=need.copy,

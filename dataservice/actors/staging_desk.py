@@ -13,7 +13,8 @@ import time
 from dataservice.actors.plan_messages import NeedsRequest
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.core.lanes import lane_nodes
-from dataservice.wire.messages import (
+from dataservice.wire.shards import Shard
+from dataservice.wire.staging import (
     PullStaging,
     RegisterStager,
     ShardNeed,
@@ -69,12 +70,12 @@ class StagingDesk:
             if not await self._shared.changes.wait(until):
                 return Staging(version=self._needs_version, needs=None)
             self._shared.registry.stager(request.node, request.lease)
-        found: dict[tuple[str, str], ShardNeed] = {}
+        found: dict[Shard, ShardNeed] = {}
         for lane, needs in enumerate(self._lane_needs):
             if self._shared.lane_nodes and self._shared.lane_nodes[lane] == request.node:
                 for need in needs:
-                    known = found.get((need.source, need.name))
-                    found[need.source, need.name] = need if known is None else both(need, known)
+                    known = found.get(need.shard)
+                    found[need.shard] = need if known is None else both(need, known)
         return Staging(version=self._needs_version, needs=tuple(found.values()))
 
     async def keep_needs(self) -> None:

@@ -153,7 +153,6 @@ def _build(file: ConfigFile) -> Config:
                 strip_prefix=source.strip_prefix,
                 add_prefix=source.add_prefix,
                 take=source.take,
-                mean_tokens=source.mean_tokens,
             )
             for source in file.sources
         ),

@@ -49,7 +49,8 @@ class ImageSpec:
     """Number of the archive in `PackSpec.shards`; a file of an image folder is its own shard."""
     member: str
     offset: int
-    """Of the member's local header in a zip; 0 for a plain file."""
+    """Of the member's local header in a zip, of its data in a tar; 0 for a plain file. Of an image
+    in a record that record's offset, as `ItemSpec.offset`."""
     stored_bytes: int
     size_bytes: int
     method: int
@@ -70,13 +71,14 @@ class ItemSpec:
     """A sample; or, of one that is longer than a pack, a piece (text only) or the beginning."""
 
     key: str
-    """Sample key: "<source>/<shard name>@<byte offset>"."""
+    """Sample key: "<source>/<shard name>@<offset>"."""
     source: str
     layout: str
     """Record layout found by the index, such as "llava"."""
     shard: int
-    """Number of the JSONL file in `PackSpec.shards`."""
+    """Number of the record file in `PackSpec.shards`."""
     offset: int
+    """In bytes; in a Parquet file the row."""
     length: int
     """Of the record in bytes, without its line end."""
     crc32: int

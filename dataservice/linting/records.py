@@ -19,20 +19,20 @@ from dataservice.linting.findings import Finding
 from dataservice.linting.pictures import Fetch, Picture, PictureChecker, Size
 from dataservice.storage.archives import Archive, Folder, ImageFinder
 from dataservice.storage.archives.names import shown
+from dataservice.storage.backends import ObjectStat
 from dataservice.storage.counting import RecordCounter
 from dataservice.storage.embedded import EmbeddedImages
+from dataservice.storage.image_places import ImagePlace, file_place, inside_place, member_place
 from dataservice.storage.index_rows import RowReader, Rows
 from dataservice.storage.jsonl import Line
 from dataservice.storage.listing import FoundFile
-from dataservice.storage.members import IN_PARQUET, ReadShard, read_image
-from dataservice.storage.membertable import AS_IT_IS
+from dataservice.storage.members import ReadShard, read_image
 from dataservice.storage.objects import ShardReader, Store
 from dataservice.storage.recordfiles import RecordScan, packing_of
 from dataservice.storage.records import inline_image
 from dataservice.storage.sources import SourceFiles
 
 _KEPT_OUTCOMES = 65_536
-_MEMBER_FIELDS = ("offset", "stored_bytes", "size_bytes", "method", "crc32")
 
 
 class _Image(NamedTuple):
@@ -112,25 +112,17 @@ class RecordLinter:
     ) -> tuple[_Image, Fetch]:
         archive = finder.archives[number]
         if isinstance(archive, Folder):
-            stat = rows.files[member]
-            url = posixpath.join(archive.url, stat.name)
-            place = (0, stat.size_bytes, stat.size_bytes, AS_IT_IS, 0)
-            spec = _spec(stat.name, place, width, height)
-            shard = ShardRef(
-                source=self.files.name,
-                name=archive.url,
-                url=url,
-                size_bytes=stat.size_bytes,
-                mtime_ns=stat.mtime_ns,
-            )
-            return _Image(url, "", stat.name, width, height), partial(self._fetch, shard, spec)
+            found = rows.files[member]
+            url = posixpath.join(archive.url, found.name)
+            stat = ObjectStat(size_bytes=found.size_bytes, mtime_ns=found.mtime_ns)
+            shard = FoundFile(url=url, stat=stat).shard(self.files.name, archive.url)
+            spec = _spec(file_place(found.name, found.size_bytes), width, height)
+            return _Image(url, "", found.name, width, height), partial(self._fetch, shard, spec)
         assert isinstance(archive, Archive)
-        values = [archive.columns[name].item(member) for name in _MEMBER_FIELDS]
-        place = (values[0], values[1], values[2], values[3], values[4])
         name = archive.name(member)
-        spec = _spec(name, place, width, height)
+        spec = _spec(member_place(archive.columns, name, member), width, height)
         image = _Image(archive.file.url, member, name, width, height)
-        return image, partial(self._fetch, _shard(archive.file, ""), spec)
+        return image, partial(self._fetch, _shard(archive.file), spec)
 
     def _inside(
         self, shard: ShardRef, column: str, line: Line, member: int, width: int, height: int
@@ -143,8 +135,7 @@ class RecordLinter:
                 inline_image(data, self.files.format, member),
                 (width, height),
             )
-        place = (line.offset, line.length, 0, IN_PARQUET, 0)
-        spec = _spec(f"{column}/{member}", place, width, height)
+        spec = _spec(inside_place(column, member, line.offset, line.length), width, height)
         return image, partial(self._fetch, shard, spec)
 
     def _fetch(self, shard: ShardRef, spec: ImageSpec) -> tuple[bytes, Size]:
@@ -166,27 +157,14 @@ def _reason(image: _Image, result: Picture | DataError) -> str | None:
     return f"image {shown(image.name)} in {posixpath.basename(image.url)}: {result.reason}"
 
 
-def _shard(file: FoundFile, packing: str) -> ShardRef:
-    return ShardRef(
-        source="",
-        name=posixpath.basename(file.url),
-        url=file.url,
-        size_bytes=file.stat.size_bytes,
-        mtime_ns=file.stat.mtime_ns,
-        packing=packing,
-    )
+def _shard(file: FoundFile, packing: str = "") -> ShardRef:
+    return file.shard("", posixpath.basename(file.url), packing)
 
 
-def _spec(member: str, place: tuple[int, int, int, int, int], width: int, height: int) -> ImageSpec:
-    offset, stored_bytes, size_bytes, method, crc32 = place
+def _spec(place: ImagePlace, width: int, height: int) -> ImageSpec:
     return ImageSpec(
         shard=0,
-        member=member,
-        offset=offset,
-        stored_bytes=stored_bytes,
-        size_bytes=size_bytes,
-        method=method,
-        crc32=crc32,
+        **place._asdict(),
         width=width,
         height=height,
         target_width=width,

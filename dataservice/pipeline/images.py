@@ -26,36 +26,26 @@ from dataservice.core.packspec import ImageSpec
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 from dataservice.pipeline.pixels import load_rgb, planned_header
+from dataservice.storage.probe import MAX_PIXELS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeLimits:
     deadline_s: float = 30.0
     """For one picture, from when its decode starts."""
-    max_pixels: int = 178_956_970
+    max_pixels: int = MAX_PIXELS
     """Width times height as the file's header says; the index has the same limit."""
     read_deadline_s: float = 120.0
     """For what one thread reads in a row: a picture, or its share of a pack's records. Above the
     reader's own deadline with its retries, which should come first."""
 
 
-def decode_patches(
-    data: bytes,
-    spec: ImageSpec,
-    rules: VisionRules,
-    out: NDArray[np.uint8],
-    limits: DecodeLimits,
-) -> None:
-    """Decodes `data` into `out`, uint8 [patches, 3 * patch * patch].
-
-    Raises ImageError when it is no picture, damaged, above the limit or of another size than
-    the plan's; `out` is untouched then.
-    """
-    patchify(decode_pixels(data, spec, limits), rules, out)
-
-
 def decode_pixels(data: bytes, spec: ImageSpec, limits: DecodeLimits) -> NDArray[np.uint8]:
-    """The picture upright in its planned size, uint8 [target_height, target_width, 3]."""
+    """The picture upright in its planned size, uint8 [target_height, target_width, 3].
+
+    Raises ImageError when it is no picture, damaged, above the limit or of another size than the
+    plan's.
+    """
     header = planned_header(data, spec.width, spec.height, limits.max_pixels)
     rgb = load_rgb(data, header)
     target = (spec.target_width, spec.target_height)

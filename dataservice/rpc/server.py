@@ -42,16 +42,12 @@ from dataservice.wire.messages import (
     OpenSession,
     PackFailed,
     Progress,
-    PullStaging,
     PullWork,
-    RegisterStager,
     RegisterWorker,
     ReportHoles,
     Scaled,
     ScaleWorkers,
     SessionOpened,
-    StagerRegistered,
-    Staging,
     StatusReport,
     Steps,
     StreamPack,
@@ -59,6 +55,7 @@ from dataservice.wire.messages import (
     WorkerRegistered,
 )
 from dataservice.wire.schema import decode, encode
+from dataservice.wire.staging import PullStaging, RegisterStager, StagerRegistered, Staging
 
 __all__ = ["CoordinatorService", "DataService", "RunningServer", "start_server"]
 

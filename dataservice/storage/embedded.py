@@ -5,17 +5,13 @@ Invariants: an image is one of a column that holds images; its bytes are read fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 from dataservice.core.packspec import ImageSpec, ShardRef
 from dataservice.errors import DataError, StorageError
 from dataservice.storage import parquet
-from dataservice.storage.members import IN_PARQUET
+from dataservice.storage.members import IN_PARQUET, ReadShard
 from dataservice.storage.probe import probe
-
-ReadShard = Callable[[ShardRef, int, int], bytes]
-"""(shard, offset, size) -> exactly those bytes, such as `ShardReader.read`."""
 
 
 class EmbeddedImages:

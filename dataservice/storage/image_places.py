@@ -37,6 +37,18 @@ def member_place(members: Mapping[str, Column], name: str, member: int) -> Image
     )
 
 
+def file_place(name: str, size_bytes: int) -> ImagePlace:
+    """Of a file as a whole."""
+    return ImagePlace(
+        member=name,
+        offset=0,
+        stored_bytes=size_bytes,
+        size_bytes=size_bytes,
+        method=AS_IT_IS,
+        crc32=-1,
+    )
+
+
 def inside_place(column: str, number: int, offset: int, length: int) -> ImagePlace:
     """Of image `number` of the record at `offset`: in the record itself, or in that row of a
     column of a Parquet file. Its size is not known."""

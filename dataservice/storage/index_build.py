@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 
 from dataservice.errors import ConfigError, StaleIndexError, StorageError
 from dataservice.storage.archives import ARCHIVE_PREFIX, Archives, archive_key
-from dataservice.storage.archives.lookup import write_lookup
-from dataservice.storage.archives.opened import lookup_name
+from dataservice.storage.archives.lookup_files import keep_lookups
 from dataservice.storage.fingerprints import RecordFileIdentity, source_fingerprint
 from dataservice.storage.index_executor import AsItFits, IndexExecutor
 from dataservice.storage.index_folder import (
@@ -55,7 +54,7 @@ from dataservice.storage.listing import (
     FoundFile,
     SourceListing,
     files_key,
-    list_source,
+    list_sources,
     name_below,
 )
 from dataservice.storage.manifest import (
@@ -96,9 +95,6 @@ def build_index(
     folder holds other files) and StorageError (a file cannot be read for now: call again, it goes
     on).
     """
-    names = [source.name for source in sources]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"sources: a name is used twice: {', '.join(names)}")
     own_store = store or Store()
     archives = Archives(own_store, index_dir, deadline_s=deadline_s)
 
@@ -193,10 +189,9 @@ class _Build:
         return self._report(manifest, listings, results)
 
     def _list(self, sources: Sequence[SourceFiles]) -> list[SourceListing]:
-        return [
-            list_source(source, self._store, deadline_s=self._deadline_s, leave_out=self._index_dir)
-            for source in sources
-        ]
+        return list_sources(
+            sources, self._store, deadline_s=self._deadline_s, leave_out=self._index_dir
+        )
 
     def _report(
         self,
@@ -277,7 +272,8 @@ class _Build:
                 counter.finished(None, item.file.stat.size_bytes, item.result)
         self._read_roots(listings)
         if missing:
-            self._write_lookups(listings)
+            for listing in listings:
+                keep_lookups(self._context.scratch_dir, self._archives, listing.roots)
 
         def read(state: Running | Done) -> None:
             item = missing[state.number]
@@ -326,13 +322,6 @@ class _Build:
     def _is_kept(self, file: FoundFile) -> bool:
         path = os.path.join(self._index_dir, archive_key(file) + ".members.arrow")
         return os.path.exists(path)
-
-    def _write_lookups(self, listings: Sequence[SourceListing]) -> None:
-        for listing in listings:
-            for group in self._archives.groups(listing.roots):
-                path = os.path.join(self._context.scratch_dir, lookup_name(group))
-                if not os.path.exists(path):
-                    write_lookup(path, group)
 
     def _manifest(
         self, listings: Sequence[SourceListing], results: Sequence[Sequence[ShardResult]]

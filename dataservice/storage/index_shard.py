@@ -24,7 +24,6 @@ from dataservice.storage.archives import Folder, ImageFinder
 from dataservice.storage.fingerprints import ArchiveIdentity
 from dataservice.storage.folder_table import FolderTable, same_files
 from dataservice.storage.index_rows import FolderFile, RowReader, Rows
-from dataservice.storage.jsonl import Line
 from dataservice.storage.listing import FoundFile, files_key
 from dataservice.storage.manifest import (
     INDEX_VERSION,
@@ -38,7 +37,7 @@ from dataservice.storage.objects import Store
 from dataservice.storage.recordfiles import RecordScan, packing_of
 from dataservice.storage.sources import SourceFiles
 from dataservice.storage.spool import Spool, joined
-from dataservice.storage.tables import IMAGES, SAMPLES, write_atomically, write_table
+from dataservice.storage.tables import IMAGES, SAMPLES, write_atomically, write_bytes, write_table
 from dataservice.storage.taking import Picker, Taken
 
 Ints = NDArray[np.int64]
@@ -78,6 +77,11 @@ class RejectedRecord:
     offset: int
     """In bytes of the unpacked content."""
     reason: str
+
+    def as_line(self) -> bytes:
+        """JSON and a line feed."""
+        text = json.dumps(asdict(self), ensure_ascii=False) + "\n"
+        return text.encode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +197,7 @@ class ShardBuilder:
                 wanted = [lines[row - seen] for row in picker.between(seen, seen + len(lines))]
             seen += len(lines)
             if wanted:
-                self._add(wanted, rows.read(wanted))
+                self._add(rows.read(wanted))
             yield min(lines[-1].offset + lines[-1].length, self._file.stat.size_bytes)
         self._crc32 = scan.crc32
         self._unpacked_bytes = scan.unpacked_bytes
@@ -255,10 +259,7 @@ class ShardBuilder:
             "rejected_bytes": rejected_bytes,
         }
         data = json.dumps(head).encode()
-        write_atomically(
-            os.path.join(self._index_dir, self._key + ".json"),
-            lambda file: file.writelines([data]),
-        )
+        write_bytes(os.path.join(self._index_dir, self._key + ".json"), data)
         return ShardResult(
             entry=entry,
             archives=archives,
@@ -267,7 +268,7 @@ class ShardBuilder:
             reused=False,
         )
 
-    def _add(self, lines: Sequence[Line], rows: Rows) -> None:
+    def _add(self, rows: Rows) -> None:
         first = self.num_samples
         counts = rows.samples["num_images"]
         starts = np.cumsum(counts) - counts + self._images["member"].num_values
@@ -291,8 +292,7 @@ class ShardBuilder:
                 offset=rejected.offset,
                 reason=rejected.reason,
             )
-            text = json.dumps(asdict(record), ensure_ascii=False) + "\n"
-            self._rejected.write(text.encode(errors="backslashreplace"))
+            self._rejected.write(record.as_line())
 
     def _add_images(self, rows: Rows) -> None:
         archive, member = rows.images["archive"].copy(), rows.images["member"].copy()

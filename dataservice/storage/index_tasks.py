@@ -26,7 +26,7 @@ from dataservice.storage.manifest import INDEX_VERSION, ArchiveEntry, ShardEntry
 from dataservice.storage.objects import Store
 from dataservice.storage.recordfiles import count_records, packing_of
 from dataservice.storage.sources import SourceFiles
-from dataservice.storage.tables import IMAGES, Table, chunks_of, write_atomically
+from dataservice.storage.tables import IMAGES, Table, chunks_of, write_bytes
 from dataservice.storage.taking import Taken
 
 COUNT_PREFIX = "records-"
@@ -172,14 +172,7 @@ class TaskRunner:
         """The images in the record file itself, if it is one that holds them as columns."""
         if packing_of(task.file.url) != "parquet":
             return None
-        shard = ShardRef(
-            source=task.files.name,
-            name=task.name,
-            url=task.file.url,
-            size_bytes=task.file.stat.size_bytes,
-            mtime_ns=task.file.stat.mtime_ns,
-            packing="parquet",
-        )
+        shard = task.file.shard(task.files.name, task.name, "parquet")
         return EmbeddedImages(self._read_exactly, shard)
 
     def _read_exactly(self, shard: ShardRef, offset: int, size: int) -> bytes:
@@ -221,7 +214,7 @@ class TaskRunner:
             deadline_s=self._context.deadline_s,
         )
         data = json.dumps({"records": count}).encode()
-        write_atomically(task.path, lambda file: file.writelines([data]))
+        write_bytes(task.path, data)
         return count
 
 

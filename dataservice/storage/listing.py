@@ -7,7 +7,9 @@ that is not UTF-8.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
 import posixpath
 import re
@@ -16,11 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
 
-from dataservice.errors import ConfigError
+from dataservice.core.packspec import ShardRef
+from dataservice.errors import ConfigError, StorageError
 from dataservice.masking import mask_urls
 from dataservice.storage.backends import ObjectStat, local_path
 from dataservice.storage.objects import ObjectStore
 from dataservice.storage.sources import SourceFiles
+
+_LOG = logging.getLogger(__name__)
 
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 """In the order in which archives of a record file's stem are searched."""
@@ -38,6 +43,17 @@ class FoundFile:
     url: str
     stat: ObjectStat
 
+    def shard(self, source: str, name: str, packing: str = "") -> ShardRef:
+        """As a shard whose unpacked size is not known."""
+        return ShardRef(
+            source=source,
+            name=name,
+            url=self.url,
+            size_bytes=self.stat.size_bytes,
+            mtime_ns=self.stat.mtime_ns,
+            packing=packing,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceListing:
@@ -50,6 +66,18 @@ class SourceListing:
     """By record file: the archives of its stem."""
     roots: tuple[FoundFile, ...]
     """Archives and folders, in the order in which images are looked up."""
+
+
+def list_sources(
+    sources: Sequence[SourceFiles], store: ObjectStore, *, deadline_s: float, leave_out: str = ""
+) -> list[SourceListing]:
+    """As `list_source`; ConfigError also for a name that two sources have."""
+    names = [source.name for source in sources]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"sources: a name is used twice: {', '.join(names)}")
+    return [
+        list_source(source, store, deadline_s=deadline_s, leave_out=leave_out) for source in sources
+    ]
 
 
 def list_source(
@@ -87,9 +115,19 @@ def list_source(
 def archives_beside(
     urls: Sequence[str], store: ObjectStore, *, deadline_s: float
 ) -> tuple[tuple[FoundFile, ...], ...]:
-    """Of each record file, the archives of the same stem that there are: its own images."""
+    """Of each record file, the archives of the same stem that there are: its own images. A store
+    that does not let them be looked at, as S3 says of what is not there to who may not list a
+    bucket, has none."""
     wanted = [record_stem(url) + suffix for url in urls for suffix in ARCHIVE_SUFFIXES]
-    stats = _stats(wanted, store, deadline_s)
+    forbidden: list[StorageError] = []
+    stats = _stats(wanted, store, deadline_s, forbidden)
+    if forbidden:
+        _LOG.warning(
+            "%d archives beside record files are taken as not there, as they may not be looked at, "
+            "such as %s",
+            len(forbidden),
+            forbidden[0],
+        )
     found = [
         None if stat is None or stat.is_folder else FoundFile(url=url, stat=stat)
         for url, stat in zip(wanted, stats, strict=True)
@@ -181,13 +219,25 @@ def _found(urls: Sequence[str], store: ObjectStore, deadline_s: float) -> list[F
     ]
 
 
-def _stats(urls: Sequence[str], store: ObjectStore, deadline_s: float) -> list[ObjectStat | None]:
-    """None for what is not there."""
+def _stats(
+    urls: Sequence[str],
+    store: ObjectStore,
+    deadline_s: float,
+    forbidden: list[StorageError] | None = None,
+) -> list[ObjectStat | None]:
+    """None for what is not there; also for what may not be looked at, where `forbidden` takes
+    that."""
 
     def stat(url: str) -> ObjectStat | None:
         try:
             return store.stat(url, deadline_s=deadline_s)
         except FileNotFoundError:
+            return None
+        except StorageError as error:
+            cause = error.__cause__
+            if forbidden is None or not isinstance(cause, OSError) or cause.errno != errno.EACCES:
+                raise
+            forbidden.append(error)
             return None
 
     if len(urls) < _SIDE_BY_SIDE:

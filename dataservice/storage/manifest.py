@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataservice.errors import StaleIndexError
-from dataservice.storage.tables import write_atomically
+from dataservice.storage.tables import write_bytes
 
 INDEX_VERSION = 3
 MANIFEST_NAME = "manifest.json"
@@ -124,7 +124,7 @@ def make_manifest(
 
 def write_manifest(index_dir: str, manifest: Manifest) -> None:
     text = json.dumps(asdict(manifest), indent=1).encode()
-    write_atomically(os.path.join(index_dir, MANIFEST_NAME), lambda file: file.writelines([text]))
+    write_bytes(os.path.join(index_dir, MANIFEST_NAME), text)
 
 
 def read_manifest(index_dir: str) -> Manifest:

@@ -45,5 +45,3 @@ class SourceFiles:
     take: str = "all"
     """Which of the source's records, in the order of the listing: "all", "first:N", "end:N" or
     "random:N", N a number or a share such as "10%"."""
-    mean_tokens: int | None = None
-    """Of a sample, image tokens included; a lazy index cannot know it."""

@@ -151,6 +151,11 @@ def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> int:
     return size_bytes
 
 
+def write_bytes(path: str, data: bytes) -> None:
+    """A whole file, likewise."""
+    write_atomically(path, lambda file: file.writelines([data]))
+
+
 def sync_folder(folder: str) -> None:
     """Make names in the folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

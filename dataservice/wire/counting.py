@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dataservice.wire.shards import Shard
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
@@ -25,14 +27,8 @@ class CountBlock:
     file: int
     """Number of the record file in the index, over all sources; with `block` what names the job."""
     block: int
-    source: str
-    name: str
-    """Of the record file in its source."""
-    url: str
-    size_bytes: int
-    mtime_ns: int
-    packing: str
-    unpacked_bytes: int
+    shard: Shard
+    """The record file."""
     offsets: bytes
     """By record a little-endian uint64, in bytes (Parquet: rows)."""
     lengths: bytes

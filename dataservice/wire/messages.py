@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dataservice.wire.counting import CountBlock, GetRoots, ReportCounts, Roots
+from dataservice.wire.staging import PullStaging, RegisterStager, StagerRegistered, Staging
 
 # ---- what a step looks like to a client ---------------------------------------------------------
 
@@ -279,76 +280,6 @@ class PackFailed:
     reason: str
     fatal: bool
     """True when another worker cannot do better, as with a shard that changed after indexing."""
-
-
-# ---- stager <-> coordinator ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegisterStager:
-    node: str
-    host: str
-    cache_dir: str
-    budget_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StagerRegistered:
-    lease: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardNeed:
-    source: str
-    name: str
-    url: str
-    size_bytes: int
-    mtime_ns: int
-    crc32: int
-    """Of the whole file; -1 where the index does not know it."""
-    next_use: int
-    """Order of need: the stager copies small numbers first and evicts large ones first."""
-    packing: str = ""
-    unpacked_bytes: int = 0
-    copy: bool = True
-    """False: needed too late to be copied now; says what a copy that is there is worth."""
-    share: float = 1.0
-    """What part of the shard is read soon."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PullStaging:
-    """Also the heartbeat."""
-
-    node: str
-    lease: int
-    version: int
-    """Of the last need list the stager has."""
-    wait_s: float
-    cached_bytes: int
-    cached_shards: int
-    copied_bytes: int
-    evictions: int
-    errors: int
-    copied_shards: int = 0
-    bytes_per_s: float = 0.0
-    missing_bytes: int = 0
-    missing_shards: int = 0
-    """Still to be copied."""
-    read_through_bytes: int = 0
-    read_through_shards: int = 0
-    """Needed soon, but without room: read from their origins."""
-    stalls: int = 0
-    """Reads given up at their deadline."""
-    disk_full: int = 0
-    last_error: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Staging:
-    version: int
-    needs: tuple[ShardNeed, ...] | None
-    """None: unchanged."""
 
 
 # ---- operators ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from dataservice.actors.count_queue import FIRST_PAUSE_S, LONGEST_PAUSE_S, CountQueue, key_of
 from dataservice.wire.counting import CountBlock
+from dataservice.wire.shards import Shard
 
 A, B = ("a", 1), ("b", 2)
 
@@ -13,13 +14,7 @@ def job(number: int, file: int = 0) -> CountBlock:
     return CountBlock(
         file=file,
         block=number,
-        source="s",
-        name="n",
-        url="u",
-        size_bytes=1,
-        mtime_ns=1,
-        packing="",
-        unpacked_bytes=0,
+        shard=Shard(source="s", name="n", url="u", size_bytes=1, mtime_ns=1),
         offsets=b"",
         lengths=b"",
         beside=(),

@@ -116,12 +116,16 @@ def test_a_worker_counts_what_any_other_process_counts(
     index.close()
 
 
+def with_shard(job: CountBlock, **changes: str | int) -> CountBlock:
+    return dataclasses.replace(job, shard=dataclasses.replace(job.shard, **changes))
+
+
 def test_what_cannot_be_counted_is_reported_with_the_reason(config: Config) -> None:
     index = LazyIndex.open(config.index_dir)
     coordinator = Coordinator(index)
     good, *others = all_jobs(index)[:4]
-    gone = dataclasses.replace(others[0], url="/nowhere/a.jsonl")
-    changed = dataclasses.replace(others[1], mtime_ns=5)
+    gone = with_shard(others[0], url="/nowhere/a.jsonl")
+    changed = with_shard(others[1], mtime_ns=5)
     bad = dataclasses.replace(others[2], offsets=b"abc")
     with counting(config, coordinator) as thread:
         thread.add([gone, changed, bad, good])

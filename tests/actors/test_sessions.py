@@ -37,7 +37,6 @@ from dataservice.wire.messages import (
     OpenSession,
     PackFailed,
     PullWork,
-    RegisterStager,
     RegisterWorker,
     ReportHoles,
     ResumeState,
@@ -45,6 +44,7 @@ from dataservice.wire.messages import (
     Work,
 )
 from dataservice.wire.schema import encode
+from dataservice.wire.staging import RegisterStager
 
 NUM_LANES = 2
 DIGEST, PHASE = "d" * 64, "e" * 64

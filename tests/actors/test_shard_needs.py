@@ -14,7 +14,8 @@ from dataservice.core.packspec import ShardRef
 from dataservice.core.plan import Plan
 from dataservice.core.settings import PlanSettings, SourceShare
 from dataservice.core.tables import WindowPlan
-from dataservice.wire.messages import ShardNeed
+from dataservice.wire.shards import Shard
+from dataservice.wire.staging import ShardNeed
 
 AHEAD = 2
 
@@ -83,17 +84,17 @@ def first_uses(plan: Plan, lane: int, window: int, windows: int) -> dict[str, in
 def test_near_needs_are_to_be_copied_and_later_ones_only_ranked(index: Index, plan: Plan) -> None:
     needs = ShardNeeds(plan, index).of_lanes([0, 3, 0, 7], AHEAD)
     for lane, window in enumerate([0, 3, 0, 7]):
-        records = {n.name: n for n in needs[lane] if n.name.endswith(".jsonl")}
+        records = {n.shard.name: n for n in needs[lane] if n.shard.name.endswith(".jsonl")}
         expected = first_uses(plan, lane, window, shard_needs.WINDOWS_KNOWN)
         assert {name: need.next_use for name, need in records.items()} == expected
         assert {need.copy for need in needs[lane] if need.next_use < AHEAD} == {True}
         assert {need.copy for need in needs[lane] if need.next_use >= AHEAD} == {False}
         for need in needs[lane]:
-            if need.name.endswith(".zip"):
-                assert records[need.name.replace("zip", "jsonl")].next_use == need.next_use
-        assert len({need.name for need in needs[lane]}) == len(needs[lane])
+            if need.shard.name.endswith(".zip"):
+                assert records[need.shard.name.replace("zip", "jsonl")].next_use == need.next_use
+        assert len({need.shard.name for need in needs[lane]}) == len(needs[lane])
         assert all(
-            need.crc32 == (-1 if need.name.endswith("zip") else len(need.name))
+            need.crc32 == (-1 if need.shard.name.endswith("zip") else len(need.shard.name))
             for need in needs[lane]
         )
 
@@ -104,7 +105,9 @@ def test_the_share_is_what_the_next_windows_read_of_a_file(index: Index, plan: P
     near = [need for need in found if need.copy]
     assert near
     for need in near:
-        assert need.share == pytest.approx(min(1, read[need.name.split(".")[0]] / 100), abs=1e-4)
+        assert need.share == pytest.approx(
+            min(1, read[need.shard.name.split(".")[0]] / 100), abs=1e-4
+        )
     assert {need.share for need in found if not need.copy} == {0.0}
 
 
@@ -155,11 +158,7 @@ def test_the_end_of_the_data_is_no_need(index: Index) -> None:
 def test_what_two_lanes_need_of_a_shard_adds_up() -> None:
     def need(next_use: int, copy: bool, share: float) -> ShardNeed:
         return ShardNeed(
-            source="s",
-            name="n",
-            url="u",
-            size_bytes=1,
-            mtime_ns=1,
+            shard=Shard(source="s", name="n", url="u", size_bytes=1, mtime_ns=1),
             crc32=-1,
             next_use=next_use,
             copy=copy,

@@ -55,7 +55,7 @@ def test_places_and_names_of_the_source_do_not() -> None:
         dataclasses.replace(ARCHIVES[0], url="s3://b/copy/in/a.zip"),
         dataclasses.replace(ARCHIVES[1], url="/elsewhere/b.zip"),
     ]
-    other = dataclasses.replace(FILES, name="t", records=("s3://b/copy/*",), mean_tokens=5)
+    other = dataclasses.replace(FILES, name="t", records=("s3://b/copy/*",))
     assert fingerprint(other, root="s3://b/copy", archives=moved) == fingerprint()
     assert fingerprint(archives=[*ARCHIVES, ARCHIVES[0]]) == fingerprint()
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from dataservice.errors import ConfigError
+from dataservice.errors import ConfigError, StorageError
+from dataservice.storage.backends import LocalBackend, ObjectStat
 from dataservice.storage.listing import list_source, record_stem
 from dataservice.storage.objects import Store
 from dataservice.storage.sources import SourceFiles
@@ -97,3 +99,26 @@ def test_names_that_are_not_utf_8_are_named(folder: Path) -> None:
         listed(folder, "*.jsonl")
     with pytest.raises(ConfigError, match=r"name of '.*udcff\.zip' is not UTF-8; rename"):
         listed(folder, "a.jsonl", images=("*.zip",))
+
+
+def test_archives_that_may_not_be_looked_at_are_not_there(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S3 answers 403 in place of 404 to who may not list the bucket."""
+
+    class NoListing(LocalBackend):
+        def stat(self, url: str) -> ObjectStat:
+            try:
+                return super().stat(url)
+            except FileNotFoundError:
+                raise PermissionError(errno.EACCES, "Forbidden") from None
+
+    (folder / "alone.jsonl").write_text("{}")
+    files = SourceFiles(name="s", records=(str(folder / "alone.jsonl"),))
+    store = Store(local=NoListing())
+    assert list_source(files, store, deadline_s=5).beside == ((),)
+    assert "2 archives beside record files are taken as not there" in caplog.text
+    missing = SourceFiles(name="s", records=files.records, images=(str(folder / "none.zip"),))
+    with pytest.raises(StorageError, match="Forbidden"):
+        list_source(missing, store, deadline_s=5)
+    store.close()

@@ -23,6 +23,8 @@ from dataservice.storage.listing import FoundFile
 from dataservice.storage.objects import Store
 from dataservice.storage.sources import SourceFiles
 
+LOOKUP_PREFIX = "lookup-"
+
 Step = Archive | Folder | ArchiveError
 
 
@@ -55,8 +57,7 @@ class Archives:
     ) -> ImageFinder:
         """For a record file of `files` with archives of its own stem `beside` it.
 
-        `lookups` is a folder with files of `lookup.write_lookup`, named by `lookup_name`. Raises
-        StorageError.
+        `lookups` is a folder with files of `lookup_files`. Raises StorageError.
         """
         # All roots, also where one of them is beside the file: record files share their lookup.
         key = tuple(file.url for file in roots)
@@ -125,6 +126,6 @@ class Archives:
 
 
 def lookup_name(archives: Sequence[Archive]) -> str:
-    """File name of the lookup of archives that follow one another."""
+    """File name of the lookup of archives that follow one another: LOOKUP_PREFIX and a digest."""
     keys = "\0".join(archive.key for archive in archives)
-    return "lookup-" + hashlib.sha256(keys.encode()).hexdigest()[:24]
+    return LOOKUP_PREFIX + hashlib.sha256(keys.encode()).hexdigest()[:24]

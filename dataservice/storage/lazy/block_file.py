@@ -50,10 +50,6 @@ class BlockFile:
         """Of the last whole record that was seen; 0 before the file has its mark."""
         self._look()
 
-    @property
-    def num_kept(self) -> int:
-        return int((self._at >= 0).sum())
-
     def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool [len(numbers)]: which of the blocks are kept. Raises StorageError."""
         found: NDArray[np.bool_] = self._at[numbers] >= 0

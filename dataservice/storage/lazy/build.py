@@ -16,15 +16,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
-from dataservice.errors import ArchiveError, ConfigError, StaleIndexError
+from dataservice.errors import ArchiveError, StaleIndexError
 from dataservice.storage.archives import Archive, Archives
+from dataservice.storage.archives.lookup_files import keep_lookup, keep_lookups
+from dataservice.storage.archives.opened import LOOKUP_PREFIX
 from dataservice.storage.fingerprints import (
     ArchiveIdentity,
     RecordFileIdentity,
     source_fingerprint,
 )
 from dataservice.storage.index_folder import remove_unused, take_folder
-from dataservice.storage.lazy.lookups import keep_lookup, keep_lookups
 from dataservice.storage.lazy.manifest import (
     BLOCKS_PREFIX,
     LAZY_VERSION,
@@ -38,7 +39,7 @@ from dataservice.storage.listing import (
     FoundFile,
     SourceListing,
     files_key,
-    list_source,
+    list_sources,
     name_below,
 )
 from dataservice.storage.manifest import INDEX_VERSION, ArchiveEntry, TableFile
@@ -50,8 +51,6 @@ from dataservice.storage.taking import ALL, taken_rows
 
 OFFSETS = ("offset", "length")
 OFFSETS_PREFIX = "offsets-"
-LOOKUP_PREFIX = "lookup-"
-"""Of names of `archives.opened.lookup_name`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +100,6 @@ def scan_sources(
     Raises ConfigError (a pattern matches nothing, a source named twice) and StorageError (a file
     cannot be read for now: call again, it goes on).
     """
-    names = [source.name for source in sources]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"sources: a name is used twice: {', '.join(names)}")
     take_folder(index_dir)
     own_store = store or Store()
     try:
@@ -134,10 +130,9 @@ class _Scan:
         """Names of the lookups in use."""
 
     def run(self, sources: Sequence[SourceFiles]) -> ScanReport:
-        listings = [
-            list_source(source, self._store, deadline_s=self._deadline_s, leave_out=self._index_dir)
-            for source in sources
-        ]
+        listings = list_sources(
+            sources, self._store, deadline_s=self._deadline_s, leave_out=self._index_dir
+        )
         scanned = self._record_files([file for of in listings for file in of.records])
         archives = self._archives(listings)
         self._keep_lookups(listings)

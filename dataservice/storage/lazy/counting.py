@@ -26,6 +26,7 @@ from dataservice.errors import (
     StorageError,
 )
 from dataservice.storage.archives import Archives, Folder, ImageFinder, Place
+from dataservice.storage.archives.lookup_files import keep_lookups
 from dataservice.storage.counting import RecordCounter
 from dataservice.storage.embedded import EmbeddedImages
 from dataservice.storage.index_rows import RowReader
@@ -33,7 +34,6 @@ from dataservice.storage.jsonl import MAX_LINE_BYTES, Line
 from dataservice.storage.lazy.block import BLOCK_ROWS, encode_block
 from dataservice.storage.lazy.block_file import MAX_BLOCK_BYTES
 from dataservice.storage.lazy.joining import joined
-from dataservice.storage.lazy.lookups import keep_lookups
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.objects import ShardReader, Store
 from dataservice.storage.packed.unpacking import PACKINGS

@@ -22,7 +22,7 @@ from dataservice.storage.lazy.block_store import BlockFileName
 from dataservice.storage.listing import FoundFile, files_key
 from dataservice.storage.manifest import INDEX_VERSION, ArchiveEntry, TableFile
 from dataservice.storage.sources import SourceFiles
-from dataservice.storage.tables import write_atomically
+from dataservice.storage.tables import write_bytes
 from dataservice.storage.taking import Taken
 
 LAZY_VERSION = 1
@@ -123,7 +123,7 @@ def write_lazy_manifest(index_dir: str, manifest: LazyManifest) -> LazyManifest:
         if read_lazy_manifest(index_dir).digest == manifest.digest:
             return manifest
     data = msgspec.json.encode(manifest)
-    write_atomically(os.path.join(index_dir, LAZY_NAME), lambda file: file.writelines([data]))
+    write_bytes(os.path.join(index_dir, LAZY_NAME), data)
     return manifest
 
 

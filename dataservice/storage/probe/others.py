@@ -28,7 +28,7 @@ PILLOW_FORMATS = {"TIFF": "Tiff", "AVIF": "Avif", "JPEG2000": "Jpeg2K"}
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what it says of a picture names no picture
 
-_GAP = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
+_GAP = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])+"
 _NETPBM = re.compile(
     rb"P(?:[14]%b([0-9]{1,10})%b([0-9]{1,10})|[2356]%b([0-9]{1,10})%b([0-9]{1,10})%b([0-9]{1,6}))"
     rb"[ \t-\r#]" % ((_GAP,) * 5)

@@ -22,7 +22,6 @@ from dataservice.storage.recordfiles.finders import Found
 from dataservice.storage.recordfiles.heads import HEAD_BYTES, finder_for
 from dataservice.storage.recordfiles.rows import RowScan
 
-MAX_RECORD_BYTES = MAX_LINE_BYTES
 _BATCH_BYTES = 16 * 1024 * 1024
 _LARGEST_LENGTH = 2**32 - 1
 
@@ -49,7 +48,7 @@ class RecordScan:
         size_bytes: int,
         *,
         deadline_s: float,
-        max_record_bytes: int = MAX_RECORD_BYTES,
+        max_record_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self._url = url
         self._limit = limit = max_record_bytes

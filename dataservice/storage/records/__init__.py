@@ -4,14 +4,12 @@ from dataservice.storage.records.inline import MAX_INLINE_BYTES, decode_data_uri
 from dataservice.storage.records.model import (
     LAYOUTS,
     MAX_IMAGES,
-    MAX_SIDE,
     Record,
     Role,
     Size,
     Turn,
 )
 from dataservice.storage.records.reader import (
-    DEFAULT_FORMAT,
     RecordReader,
     inline_image,
     parse_record,
@@ -19,11 +17,9 @@ from dataservice.storage.records.reader import (
 )
 
 __all__ = [
-    "DEFAULT_FORMAT",
     "LAYOUTS",
     "MAX_IMAGES",
     "MAX_INLINE_BYTES",
-    "MAX_SIDE",
     "Record",
     "RecordReader",
     "Role",

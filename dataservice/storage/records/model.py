@@ -19,9 +19,6 @@ LAYOUTS = ("llava", "messages", "text", "obelics", "mmc4", "finevision", "captio
 MAX_IMAGES = 65_535
 """Images a record may have."""
 
-MAX_SIDE = 65_535
-"""Pixels; a side that a record gives is not believed beyond."""
-
 Size = tuple[int, int]
 """Width and height in pixels."""
 

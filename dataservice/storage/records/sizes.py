@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from dataservice.core.vision import MAX_ASPECT
-from dataservice.storage.probe import MAX_PIXELS
+from dataservice.storage.probe import MAX_PIXELS, MAX_SIDE
 from dataservice.storage.records.fields import FieldNames, Fields
-from dataservice.storage.records.model import MAX_SIDE, Size
+from dataservice.storage.records.model import Size
 
 
 class SizeFields:

@@ -27,8 +27,9 @@ _STRINGS = re.compile(_STRING, re.DOTALL)
 _ODD = re.compile(rb"NaN|Infinity|[0-9]{200}|[eE]\+?[0-9]{3}")
 _ODD_OR_STRING = re.compile(
     rb"(?P<word>-?Infinity|NaN)"
-    rb"|(?<![0-9.])(?P<number>-?(?:[0-9]{200,}+(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
-    rb"|[0-9]++(?:\.[0-9]++)?+[eE]\+?[0-9]{3,}+))"
+    # An optional group is not possessive: before Python 3.11.5 it takes part of what it gave up.
+    rb"|(?<![0-9.])(?P<number>-?(?:[0-9]{200,}+(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
+    rb"|[0-9]++(?:\.[0-9]++)?[eE]\+?[0-9]{3,}+))"
     rb"|" + _STRING,
     re.DOTALL,
 )

@@ -9,14 +9,11 @@ from dataservice.storage.staging.area import StagingArea
 from dataservice.storage.staging.copiers import Copiers
 from dataservice.storage.staging.figures import Figures
 from dataservice.storage.staging.folder import CacheFolder
-from dataservice.storage.staging.needs import Decision, Need, Use, decide
-from dataservice.storage.staging.ranges import CopyStopped
+from dataservice.storage.staging.needs import Need, Use, decide
 
 __all__ = [
     "CacheFolder",
     "Copiers",
-    "CopyStopped",
-    "Decision",
     "Figures",
     "Need",
     "StagingArea",

@@ -275,10 +275,11 @@ class StagingArea:
         copies = self._found.copies
         for need in needs:
             name, size = staged_name(need.shard), need.shard.content_bytes
-            if copies.get(name, size) == size or name in others.uses:
+            found, use = copies.get(name, size), others.uses.get(name)
+            if found == size or (use is not None and found == use.size_bytes):
                 continue
             self._folder.evict(name)
-            found = copies.pop(name)
+            del copies[name]
             self._troubles.damaged(need, found)
 
     def _tell(self, needs: Sequence[Need]) -> None:

@@ -9,11 +9,10 @@ central directory says. A bad member is refused alone (`problem`), a bad archive
 from __future__ import annotations
 
 from dataservice.storage.zips.directory import read_directory
-from dataservice.storage.zips.methods import DEFLATED, METHODS, STORED
+from dataservice.storage.zips.methods import METHODS, STORED
 from dataservice.storage.zips.reading import Place, read_place, read_stored
 
 __all__ = [
-    "DEFLATED",
     "METHODS",
     "STORED",
     "Place",

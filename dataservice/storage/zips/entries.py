@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 
 from dataservice.errors import ArchiveError
 from dataservice.storage import membertable as mt
-from dataservice.storage.zips.layout import ENTRY, ENTRY_BYTES, entry_places, extra_field, unaligned
+from dataservice.storage.zips.layout import (
+    ENCRYPTED_FLAGS,
+    ENTRY,
+    ENTRY_BYTES,
+    entry_places,
+    extra_field,
+    unaligned,
+)
 from dataservice.storage.zips.methods import METHODS, STORED, crc32
 from dataservice.storage.zips.names import read_names
 
 _LOCAL_BYTES = 30
 _UNKNOWN = 0xFFFFFFFF
-_ENCRYPTED_FLAGS = 0x2041  # encrypted, strongly encrypted, headers masked
 _AES = 99
 _UNIX, _REGULAR_FILE = 3, 8
 _MAX_METHOD = 0x7FFF
@@ -119,7 +125,7 @@ def _refuse(
 ) -> None:
     flags, method = entry["flags"], entry["method"]
     kind = np.where(entry["made_by"] >> 8 == _UNIX, entry["external"] >> 28, 0)
-    mt.refuse(problem, (flags & _ENCRYPTED_FLAGS != 0) | (method == _AES), mt.ENCRYPTED)
+    mt.refuse(problem, (flags & ENCRYPTED_FLAGS != 0) | (method == _AES), mt.ENCRYPTED)
     mt.refuse(problem, ~np.isin(method, list(METHODS)), mt.METHOD)
     mt.refuse(problem, (kind != 0) & (kind != _REGULAR_FILE), mt.NOT_A_FILE)
     mt.refuse(problem, size > mt.MAX_MEMBER_BYTES, mt.TOO_LARGE)

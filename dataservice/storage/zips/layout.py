@@ -16,6 +16,8 @@ from dataservice.errors import ArchiveError
 
 ENTRY_BYTES = 46
 ENTRY_SIGNATURE = b"PK\x01\x02"
+ENCRYPTED_FLAGS = 0x2041
+"""Encrypted, strongly encrypted, headers masked."""
 
 ENTRY = np.dtype(
     [

@@ -18,13 +18,13 @@ from dataservice.storage.membertable import (
     TOO_LARGE,
     describe_problem,
 )
+from dataservice.storage.zips.layout import ENCRYPTED_FLAGS
 from dataservice.storage.zips.methods import METHODS, STORED, CorruptData, crc32, unpack
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, size) -> exactly those bytes."""
 
 _LOCAL = struct.Struct("<4s5H3L2H")
-_ENCRYPTED_FLAGS = 0x2041
 HEADER_GUESS = _LOCAL.size + 128
 """Bytes of a local header with its name and extra fields, rarely more."""
 
@@ -74,7 +74,7 @@ def read_stored(read: ReadAt, place: Place, archive_bytes: int, limit: int) -> t
     signature, _, flags, method, _, _, _, _, _, name_bytes, extra_bytes = _LOCAL.unpack_from(head)
     if signature != b"PK\x03\x04":
         raise ArchiveError("wrong offset: no local header where the central directory says")
-    if flags & _ENCRYPTED_FLAGS:
+    if flags & ENCRYPTED_FLAGS:
         raise _refused(ENCRYPTED, place)
     if method != place.method:
         raise ArchiveError(f"local header says method {method}, not {place.method}")

@@ -231,6 +231,19 @@ def test_a_job_that_cannot_say_what_it_needs_costs_the_others_nothing(
         assert (one.figures().errors, two.figures().cached_shards) == (0, 3)
 
 
+def test_a_damaged_copy_that_several_jobs_need_is_made_again(cache: str, origin: Origin) -> None:
+    need = origin.make("a", 100)
+    path = Path(cache) / staged_name(need.shard)
+    with StagingArea(cache, budget_bytes=400) as one, StagingArea(cache, budget_bytes=400) as two:
+        for area in (one, two):
+            area.update([need])
+            run(area)
+        os.truncate(path, 7)
+        one.update([need])
+        assert run(one) == 1
+        assert path.stat().st_size == 100
+
+
 def test_all_jobs_together_keep_to_the_rate(tmp_path: Path) -> None:
     now = [100.0]
     one, two = (

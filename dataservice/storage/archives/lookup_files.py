@@ -1,4 +1,4 @@
-"""Files that say which archive has a name, for every process that counts to map.
+"""Files that say which archive has a name, for every process that reads records to map.
 
 Invariants: a file appears complete or not at all; what is there is not made again.
 """
@@ -9,9 +9,9 @@ import os
 import threading
 from collections.abc import Sequence
 
-from dataservice.storage.archives import Archive, Archives
+from dataservice.storage.archives.archive import Archive
 from dataservice.storage.archives.lookup import write_lookup
-from dataservice.storage.archives.opened import lookup_name
+from dataservice.storage.archives.opened import Archives, lookup_name
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.tables import TEMPORARY_PREFIX
 
