@@ -319,3 +319,16 @@ def test_through_a_shard_reader_in_threads_and_after_fork(tmp_path: Path) -> Non
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         with pytest.raises(RecordError, match="row 99 of 40 rows"):
             read_record(reader.read, shard, 99, 0)
+
+
+@pytest.mark.parametrize("name", ["jpg", "image_bytes", "image"])
+def test_bytes_alone_in_a_column_of_a_usual_name(name: str) -> None:
+    pictures = [b"first", None, b"third"]
+    table = pa.table({"caption": ["a", "b", "c"], name: pa.array(pictures, pa.binary())})
+    data = written(table)
+    records = [json.loads(line.data or b"") for line in scanned(data)]
+    assert [record["image"] for record in records] == [f"{name}/0", None, f"{name}/0"]
+    found = read_image(read_of(data), image_spec(2, f"{name}/0", 5), shard_of(data))
+    assert found == b"third"
+    with pytest.raises(ArchiveError, match="has no bytes of image"):
+        read_image(read_of(data), image_spec(1, f"{name}/0", 5), shard_of(data))

@@ -180,6 +180,10 @@ class ImageFinder:
     def _nowhere(self, name: str) -> MissingImage:
         places = len({id(archive) for archive in self.archives}) + len(self._unreadable)
         because = "".join(f"; {reason}" for reason in self._unreadable)
+        if not places:
+            because = (
+                "; no archive lies beside the record file, and `images` of the source is empty"
+            )
         return MissingImage(f"no such image: {shown(name)}, places searched: {places}{because}")
 
 

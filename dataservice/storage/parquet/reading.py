@@ -88,7 +88,8 @@ class _Opened:
             value = value[number] if value.is_valid and number < len(value) else None
         elif number:
             value = None
-        data = value["bytes"].as_py() if value is not None and value.is_valid else None
+        held = value.as_py() if value is not None and value.is_valid else None
+        data = held["bytes"] if isinstance(held, dict) else held
         if data is None:
             raise RecordError(f"row {row} has no bytes of image {column}/{number}")
         return bytes(data)

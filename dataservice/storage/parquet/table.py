@@ -7,7 +7,8 @@ are decoded in batches of about 8 MiB, row group by row group, forward; memory h
 a page, whose size the file's writer chose, of each column in use. For one thread.
 
 Image columns, as FineVision and LLaVA-OneVision have them: a struct {bytes: binary, path: string},
-or a list of such structs.
+or a list of such structs; or, as img2dataset has them, bytes alone in a column of a usual name,
+such as "jpg". The only image column of a file is its records' field `image`, whatever its name.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ _USED = frozenset(
     " width height width_list height_list query response instruction input output system".split()
 )
 """Columns that are read however large they are."""
+_BARE_NAMES = frozenset("image images img jpg jpeg png webp image_bytes".split())
+"""Columns whose bytes are images."""
 
 
 class ParquetTable:
@@ -67,9 +70,12 @@ class ParquetTable:
             field.name: pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
             for field in schema
             if _holds_images(field.type)
+            or (field.name in _BARE_NAMES and _is_binary(_item_type(field.type)))
         }
         """Image columns, and whether they hold a list a row."""
         self.image_leaves = {name: self._leaves(name) for name in self.images}
+        named = {"image", "images"} & set(schema.names)
+        self._only_image = next(iter(self.images)) if len(self.images) == 1 and not named else ""
 
     @property
     def num_rows(self) -> int:
@@ -131,6 +137,8 @@ class ParquetTable:
         for row in rows:
             for name, is_list in self.images.items():
                 row[name] = _image_names(name, row[name], is_list)
+            if self._only_image:
+                row["image"] = row[self._only_image]
         return [_dumps(row) for row in rows]
 
     def _row_or_reason(self, batch: Any, at: int) -> bytes | RecordError:
@@ -207,9 +215,12 @@ def _footer_crc32(read: ReadAt, size_bytes: int) -> int:
     return isal_zlib.crc32(read(size_bytes - 8 - length, length + 8))
 
 
+def _item_type(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
+
+
 def _holds_images(kind: Any) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
+    kind = _item_type(kind)
     if not pa.types.is_struct(kind):
         return False
     fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
