@@ -111,7 +111,7 @@ class RowReader:
         found = RecordImages(self._finder, self._embedded, lines, records)
         samples: list[int] = []
         images: list[int] = []
-        befores: list[int] = []
+        text_before: list[int] = []
         markups: list[int] = []
         rejected: list[Rejected] = []
         count, images_of = self._count, found.images_of
@@ -136,13 +136,13 @@ class RowReader:
             samples += (offset, length, crc, tokens, counted.loss_tokens, num_images, layout)
             if places:
                 images += places
-                befores += counted.image_positions
+                text_before += counted.image_positions
                 markups += [counted.image_markup] * num_images
         return Rows(
             samples=_columns(SAMPLE_COLUMNS, samples),
             images={
                 **_columns(_PLACE_COLUMNS, images),
-                **_columns(("text_before",), befores),
+                **_columns(("text_before",), text_before),
                 **_columns(("markup",), markups),
             },
             files=tuple(found.files),
