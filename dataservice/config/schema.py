@@ -31,6 +31,7 @@ from dataservice.core.settings import (
     PlanSettings,
 )
 from dataservice.core.vision import VisionRules
+from dataservice.masking import mask_urls
 from dataservice.storage.records import RecordReader
 from dataservice.storage.sources import Mismatch, RecordFormat
 
@@ -43,7 +44,13 @@ _BALANCE = BalanceSettings()
 
 def _path(value: str, info: ValidationInfo) -> str:
     context: Mapping[str, str] = info.context or {}
-    return expand_path(value, context["base_dir"])
+    path = expand_path(value, context["base_dir"])
+    if mask_urls(path) != path:
+        raise ValueError(
+            "this URL holds a credential, which would be written into the index; "
+            "give it by the environment or fsspec's own config instead"
+        )
+    return path
 
 
 def _tokenizer_file(value: str, info: ValidationInfo) -> str:

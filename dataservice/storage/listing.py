@@ -142,7 +142,7 @@ def archives_beside(
 def record_stem(url: str) -> str:
     """The name without what says that it is a record file: "a.jsonl.gz" -> "a"."""
     stem, suffix = posixpath.splitext(url)
-    return posixpath.splitext(stem)[0] if suffix in _PACKED else stem
+    return posixpath.splitext(stem)[0] if suffix.lower() in _PACKED else stem
 
 
 def common_root(urls: Iterable[str]) -> str:
