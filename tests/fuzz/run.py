@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 FOUND = HERE / "found"
 
 
-ROUND_S = 60
+ROUND_S = 30
 """A process lasts so long: atheris loses a little memory at every comparison of numpy arrays."""
 
 
