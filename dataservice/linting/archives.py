@@ -7,16 +7,14 @@ is written or unpacked to disk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from dataservice.errors import ArchiveError, StorageError
 from dataservice.linting.findings import Finding
 from dataservice.storage import tars, zips
 from dataservice.storage.membertable import AS_IT_IS, MemberTable
-
-ReadAt = Callable[[int, int], bytes]
-"""(offset, size) -> exactly those bytes."""
+from dataservice.storage.reads import ReadAt
 
 _AHEAD_BYTES = 64 * 1024
 

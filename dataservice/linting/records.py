@@ -26,8 +26,9 @@ from dataservice.storage.image_places import ImagePlace, file_place, inside_plac
 from dataservice.storage.index_rows import RowReader, Rows
 from dataservice.storage.jsonl import Line
 from dataservice.storage.listing import FoundFile
-from dataservice.storage.members import ReadShard, read_image
+from dataservice.storage.members import read_image
 from dataservice.storage.objects import ShardReader, Store
+from dataservice.storage.reads import ReadShard
 from dataservice.storage.recordfiles import RecordScan, packing_of
 from dataservice.storage.records import inline_image
 from dataservice.storage.sources import SourceFiles

@@ -43,6 +43,7 @@ from dataservice.pipeline.pool import BuildPools, Job
 from dataservice.pipeline.specs import check_spec, grid, image_tokens, num_patches
 from dataservice.pipeline.text import Rendered, TextRenderer
 from dataservice.storage.members import read_image
+from dataservice.storage.reads import ReadShard
 from dataservice.storage.recordfiles import read_record
 from dataservice.storage.records import RecordReader, reader_of
 from dataservice.storage.sources import RecordFormat
@@ -65,9 +66,6 @@ class Reader(Protocol):
     def read_origin(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
 
     def drop_copy(self, shard: ShardRef) -> None: ...
-
-
-Read = Callable[[ShardRef, int, int], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,7 +303,7 @@ class _Build:
         fmt = self._formats.get(shard.source)
         return self._undamaged(shard, lambda read: read_image(read, image, shard, fmt))
 
-    def _undamaged(self, shard: ShardRef, get: Callable[[Read], bytes]) -> bytes:
+    def _undamaged(self, shard: ShardRef, get: Callable[[ReadShard], bytes]) -> bytes:
         """What `get` reads; when a staged copy turns out damaged, the origin decides."""
         try:
             return get(self._reader.read)
@@ -377,7 +375,7 @@ class _Build:
             )
 
 
-def _record_line(read: Read, item: ItemSpec, shard: ShardRef) -> bytes:
+def _record_line(read: ReadShard, item: ItemSpec, shard: ShardRef) -> bytes:
     line = read_record(read, shard, item.offset, item.length)
     if len(line) != item.length or zlib.crc32(line) != item.crc32:
         raise RecordError(f"damaged record: other bytes than those indexed ({shard.url})")

@@ -10,8 +10,9 @@ from functools import cached_property
 from dataservice.core.packspec import ImageSpec, ShardRef
 from dataservice.errors import DataError, StorageError
 from dataservice.storage import parquet
-from dataservice.storage.members import IN_PARQUET, ReadShard
+from dataservice.storage.members import IN_PARQUET
 from dataservice.storage.probe import probe
+from dataservice.storage.reads import ReadShard
 
 
 class EmbeddedImages:

@@ -6,8 +6,6 @@ checked against the plan's size, and CRC where there is one; errors name source,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dataservice.core.packspec import ImageSpec, ShardRef
 from dataservice.errors import ArchiveError, ImageError, RecordError
 from dataservice.storage import parquet
@@ -19,20 +17,18 @@ from dataservice.storage.membertable import (
     describe_problem,
 )
 from dataservice.storage.probe import FIRST_READ_BYTES, ImageHeader, probe
+from dataservice.storage.reads import ReadAt, ReadShard
 from dataservice.storage.recordfiles import read_record
 from dataservice.storage.records import inline_image
 from dataservice.storage.sources import RecordFormat
 from dataservice.storage.zips import STORED, Place, read_place, read_stored
 from dataservice.storage.zips.methods import CorruptData, crc32, unpack
-from dataservice.storage.zips.reading import HEADER_GUESS, ReadAt
+from dataservice.storage.zips.reading import HEADER_GUESS
 
 IN_RECORD, IN_PARQUET = -2, -3
 
 _FIRST_STORED_BYTES = FIRST_READ_BYTES - HEADER_GUESS
 _LEAST_HEAD_BYTES = 1024
-
-ReadShard = Callable[[ShardRef, int, int], bytes]
-"""(shard, offset, size) -> exactly those bytes, such as `ShardReader.read`."""
 
 
 def read_image(

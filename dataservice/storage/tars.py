@@ -8,7 +8,6 @@ compressed archive, is an ArchiveError. Memory is 1 MiB and the table.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from dataservice.errors import ArchiveError
 from dataservice.storage import membertable as mt
+from dataservice.storage.reads import ReadAt
 from dataservice.storage.zips.methods import crc32
 
 _BLOCK = 512
@@ -35,9 +35,6 @@ _COMPRESSED = (
 _FILES, _FOLDER = (b"\0", b"0", b"7"), b"5"
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL, _GNU_SPARSE = b"L", b"K", b"x", b"g", b"S"
-
-ReadAt = Callable[[int, int], bytes]
-"""(offset, size) -> exactly those bytes."""
 
 
 @dataclass(slots=True)

@@ -49,8 +49,8 @@ class CountingHere:
         self._sources = sources
         self._counter = counter
         self._deadline_s = deadline_s
-        self._own_store = None if store else Store(attempts=retries + 1)
-        self._store = store or self._own_store or Store()
+        self._store = store or Store(attempts=retries + 1)
+        self._own_store = None if store else self._store
         self._reader = ShardReader(None, deadline_s=deadline_s, store=self._store)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="counting")
         self._of_thread = threading.local()

@@ -6,10 +6,8 @@ Invariants: nothing is kept; never reads past the end.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
-ReadAt = Callable[[int, int], bytes]
-"""(offset, size) -> exactly those bytes."""
+from dataservice.storage.reads import ReadAt
 
 
 class RangedFile:

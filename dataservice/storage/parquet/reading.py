@@ -18,8 +18,7 @@ from typing import Any
 from dataservice.core.packspec import ImageSpec, ShardRef
 from dataservice.errors import ArchiveError, RecordError, StorageTimeout
 from dataservice.storage.parquet.table import ParquetTable
-
-ReadShard = Callable[[ShardRef, int, int], bytes]
+from dataservice.storage.reads import ReadShard
 
 _KEPT_BYTES = 128 * 1024 * 1024
 _OPEN_FILES = 8

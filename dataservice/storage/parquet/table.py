@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from dataservice.errors import RecordError
-from dataservice.storage.parquet.ranged_file import RangedFile, ReadAt
+from dataservice.storage.parquet.ranged_file import RangedFile
+from dataservice.storage.reads import ReadAt
 
 _BATCH_BYTES = 8 * 1024 * 1024
 _MAX_BATCH_ROWS = 1024

@@ -5,13 +5,9 @@ Invariants: the bytes are those that a scan of the file gave for that place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dataservice.core.packspec import ShardRef
 from dataservice.storage import parquet
-
-ReadShard = Callable[[ShardRef, int, int], bytes]
-"""(shard, offset, size) -> exactly those bytes of the content, such as `ShardReader.read`."""
+from dataservice.storage.reads import ReadShard
 
 
 def read_record(read: ReadShard, shard: ShardRef, offset: int, length: int) -> bytes:

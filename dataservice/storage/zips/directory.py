@@ -14,9 +14,9 @@ from itertools import islice
 
 from dataservice.errors import ArchiveError
 from dataservice.storage.membertable import MAX_MEMBERS, MemberTable
+from dataservice.storage.reads import ReadAt
 from dataservice.storage.zips.entries import EntryParser
 from dataservice.storage.zips.layout import ENTRY_BYTES, ENTRY_SIGNATURE
-from dataservice.storage.zips.reading import ReadAt
 
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")

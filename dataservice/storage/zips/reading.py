@@ -7,7 +7,6 @@ CRC is always compared.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import NamedTuple
 
 from dataservice.errors import ArchiveError
@@ -18,11 +17,9 @@ from dataservice.storage.membertable import (
     TOO_LARGE,
     describe_problem,
 )
+from dataservice.storage.reads import ReadAt
 from dataservice.storage.zips.layout import ENCRYPTED_FLAGS
 from dataservice.storage.zips.methods import METHODS, STORED, CorruptData, crc32, unpack
-
-ReadAt = Callable[[int, int], bytes]
-"""(offset, size) -> exactly those bytes."""
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 HEADER_GUESS = _LOCAL.size + 128
