@@ -18,8 +18,11 @@ import typer.main
 from PIL import Image
 from support.command import run
 
+from dataservice import __version__
+from dataservice.actors.launch import running_service
 from dataservice.cli import main
 from dataservice.cli.app import app
+from dataservice.config import load_config
 from dataservice.errors import ConfigError
 from dataservice.rpc.server import start_server
 from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
@@ -291,8 +294,8 @@ def test_status_says_who_waits_and_fits_80_columns(
         "caption/a.jsonl: 3",
         "w1 (draining)",
         "1,234",
-        "8,123",
-        "2,048",
+        "8.1 TB",
+        "2.0 GB",
         "12 shards of 77.7 GB are read from their origins",
         "storage stalls of worker w0: 3 builds",
         "no answer within 30 s",
@@ -334,6 +337,40 @@ def test_wrong_config_is_one_paragraph(
     assert err.startswith("error: ")
     assert "jbo: unknown key; did you mean job?" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("field", "extra"),
+    [
+        ("state_dir", ""),
+        ("index_dir", "index: lazy\n"),
+        ("staging.cache_dir", "staging: {cache_dir: text.jsonl/x}\n"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_starts(
+    run_yaml: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    extra: str,
+) -> None:
+    def ray_would_start(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("dataservice.actors.launch.joined_ray", ray_would_start)
+    text = run_yaml.read_text().replace(f"{field}: ", f"{field}: text.jsonl/")
+    run_yaml.write_text(text + extra)
+    assert run("serve", run_yaml) == 2
+    err = capsys.readouterr().err
+    assert f"{field} {run_yaml.parent}/text.jsonl/" in err
+    assert f"cannot be written to ({run_yaml.parent}/text.jsonl" in err
+    assert "is no folder); name a folder on this machine that can be" in err
+    assert not (run_yaml.parent / "index").exists()
+    with (
+        pytest.raises(ConfigError, match="cannot be written to"),
+        running_service(load_config(run_yaml)),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("place", [0, 2])
@@ -392,6 +429,15 @@ def test_commands_and_options_are_these() -> None:
         "status": ["--json", "endpoint"],
         "scale": ["endpoint", "workers"],
     }
+    assert [option for parameter in group.params for option in parameter.opts] == [
+        "--debug",
+        "--version",
+    ]
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"dataservice {__version__}\n"
 
 
 def test_command_line_imports_neither_ray_nor_torch() -> None:

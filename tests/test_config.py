@@ -132,6 +132,13 @@ def test_errors_name_line_key_and_remedy(
         ("placeholder: '<{n}{n}>'", "sources[0]: placeholder: '<{n}{n}>' holds {n} more than once"),
         ("take: 'first:2.5'", "sources[0].take: should be all, first:N, end:N or random:N"),
         ("take: last:3", "sources[0].take: should be all, first:N, end:N or random:N"),
+        ("take: 3", 'N a number or as "10%"; the first 3 are first:3, got 3'),
+        ("take: 0.1", "sources[0].take: should be all, first:N, end:N or random:N"),
+        ("take: 0.1", "the first 10% are first:10%, got 0.1"),
+        ("take: 10%", "the first 10% are first:10%, got '10%'"),
+        ("take: true", 'or as "10%", got True'),
+        ("take: -3", 'or as "10%", got -3'),
+        ("take: [1]", "sources[0].take: should be all, first:N, end:N or random:N"),
     ],
 )
 def test_what_a_source_cannot_be_read_by_is_known_before_it_is_read(
@@ -164,6 +171,13 @@ def test_all_errors_come_at_once(tmp_path: Path) -> None:
 )
 def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
     assert words in refused(tmp_path, text)
+
+
+def test_a_mixture_is_no_config(tmp_path: Path) -> None:
+    message = refused(tmp_path, "datasets:\n  - {json_path: a.jsonl}\n")
+    path = tmp_path / "run.yaml"
+    assert f"is a mixture of data sets, not a config: put `mixture: {path}` into" in message
+    assert "job: this key is required" in refused(tmp_path, "splits: 3\n")
 
 
 def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def job_of(place: BlockPlace) -> CountBlock:
         offsets=place.offset.astype("<u8").tobytes(),
         lengths=place.length.astype("<u4").tobytes(),
         beside=tuple(map(found_of, place.beside)),
+        unread=place.unread,
     )
 
 
@@ -39,6 +40,7 @@ def place_of(job: CountBlock) -> BlockPlace:
         offset=offset,
         length=length,
         beside=tuple(map(file_of, job.beside)),
+        unread=job.unread,
     )
 
 

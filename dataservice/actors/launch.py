@@ -15,6 +15,7 @@ from typing import Any
 
 from dataservice.actors.ray_local import joined_ray
 from dataservice.config import Config, config_to_json
+from dataservice.config.folders import check_service_folders
 from dataservice.errors import DeadlineExceeded
 
 START_TIMEOUT_S = 300.0
@@ -52,7 +53,10 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
 
     `address`: of a running Ray cluster whose data nodes carry `workers.resource`; None starts a
     local Ray of our own. The coordinator runs on this machine's node.
+
+    Raises ConfigError for a folder that cannot be written to.
     """
+    check_service_folders(config, is_data_node=address is None)
     workers = config.workers
     cpus = max(2, round(workers.max * workers.num_cpus) + 1)
     with joined_ray(address, resource=workers.resource, num_cpus=cpus) as ray:

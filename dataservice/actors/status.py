@@ -32,14 +32,16 @@ def status_of(shared: Shared) -> dict[str, Any]:
     plan = shared.info
     if plan is None:
         return {"state": "opening", "job": shared.config.job}
+    session = shared.session
+    failed = session is not None and session.failure is not None
     workers = [_worker(seat) for _, seat in sorted(shared.registry.workers.items())]
     return {
-        "state": "serving",
+        "state": "failed" if failed else "serving",
         "job": shared.config.job,
         "plan_digest": plan.digest,
         "decoder": shared.decoder,
         "samples": plan.num_samples,
-        "session": _session(shared.session),
+        "session": _session(session),
         "workers": workers,
         "stagers": [_stager(seat) for _, seat in sorted(shared.registry.stagers.items())],
         "holes": len(shared.holes),

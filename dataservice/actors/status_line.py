@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.live import Live
 
 PLAIN_EVERY_S = 30.0
@@ -56,5 +57,5 @@ class StatusLine:
                 where = f"FAILED: {session['failure']}"
         return (
             f"{where} | {rate:.1f} packs/s | {len(workers)}/{status.get('target_workers', 0)} "
-            f"workers, {ready / 2**20:.0f} MiB ready | {status.get('holes', 0)} holes"
+            f"workers, {decimal(ready)} ready | {status.get('holes', 0)} holes"
         )

@@ -11,6 +11,7 @@ import typer
 
 from dataservice.cli.index_view import progress_bar, show_kinds
 from dataservice.config import Config
+from dataservice.config.folders import check_writable
 from dataservice.indexing import open_lazy_index, scan_lazy_index, write_lazy_rejected
 from dataservice.storage.index_report import IndexProgress
 from dataservice.storage.lazy import LazyIndex, ScanProgress, ScanReport
@@ -30,7 +31,11 @@ def scan_with_progress(config: Config) -> ScanReport:
                 )
             )
 
-        return scan_lazy_index(config, tell)
+        try:
+            return scan_lazy_index(config, tell)
+        except OSError:
+            check_writable("index_dir", config.index_dir)
+            raise
 
 
 def bring_up_to_date(config: Config) -> None:

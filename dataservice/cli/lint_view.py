@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dataservice.errors import ConfigError
 from dataservice.linting.findings import Finding
-from dataservice.linting.run import Options, lint_config, lint_files
+from dataservice.linting.run import Options, lint_config, lint_files, lint_mixture
 
 PLACES_SHOWN = 5
 """Of each kind of reason."""
@@ -27,7 +27,12 @@ _NAMES = {"image": "images", "zip": "zip members", "tar": "tar members", "jsonl"
 
 
 def findings_of(files: Sequence[str], roots: Sequence[str], *, digest: bool) -> Iterator[Finding]:
-    """Of one config, or of files. Raises ConfigError, StorageError."""
+    """Of one config, of one mixture, or of files. Raises ConfigError, StorageError."""
+    mixtures = [file for file in files if _is_mixture(file)]
+    if mixtures and len(files) == 1:
+        return lint_mixture(mixtures[0], roots, digest=digest)
+    if mixtures:
+        raise ConfigError(f"{mixtures[0]}: a mixture names its files; lint it alone")
     configs = [file for file in files if file.lower().endswith((".yaml", ".yml"))]
     if not configs:
         return lint_files(files, roots, Options(digest=digest))
@@ -36,6 +41,14 @@ def findings_of(files: Sequence[str], roots: Sequence[str], *, digest: bool) -> 
     from dataservice.config import load_config
 
     return lint_config(load_config(configs[0]), digest=digest)
+
+
+def _is_mixture(file: str) -> bool:
+    if not file.endswith((".json", ".yaml", ".yml")):
+        return False
+    from dataservice.config.mixtures import is_mixture_file
+
+    return is_mixture_file(file)
 
 
 def print_json(findings: Iterable[Finding], *, digest: bool) -> bool:

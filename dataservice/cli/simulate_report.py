@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from rich.filesize import decimal
+
 from dataservice.cli import simulate_plots as plots
 from dataservice.cli import simulate_words as words
 from dataservice.cli.simulate_run import Report
@@ -176,7 +178,7 @@ def _strategies(found: Simulation) -> str:
 def _moved(of: Outcome) -> list[str]:
     return [
         f"{of.traffic.moved_packs:,.0f} ({words.percent(of.traffic.moved_share)})",
-        words.size(of.traffic.moved_bytes),
+        decimal(round(of.traffic.moved_bytes)),
         words.milliseconds(of.exposed_ms),
         words.milliseconds(of.exposed_overlap_ms),
         words.gain(of.gain_exposed),

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from dataservice.cli import simulate_words as words
@@ -95,7 +96,7 @@ def _strategies(report: Report) -> Table:
 def _moved(of: Outcome) -> tuple[str, ...]:
     return (
         words.percent(of.traffic.moved_share),
-        words.size(of.traffic.moved_bytes),
+        decimal(round(of.traffic.moved_bytes)),
         words.milliseconds(of.exposed_ms),
         words.milliseconds(of.exposed_overlap_ms),
     )

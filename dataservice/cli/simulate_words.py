@@ -80,13 +80,6 @@ def tokens_per_s(value: float) -> str:
     return f"{value:.3g}"
 
 
-def size(value_bytes: float) -> str:
-    for unit_size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value_bytes >= unit_size:
-            return f"{value_bytes / unit_size:.3g} {unit}"
-    return f"{value_bytes:.0f} B"
-
-
 def title(report: Report) -> str:
     scenario = report.simulation.scenario
     return (

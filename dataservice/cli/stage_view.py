@@ -17,9 +17,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dataservice.config import Config, StagingSettings
+from dataservice.config.folders import check_writable
 from dataservice.core.lanes import lane_nodes
 from dataservice.core.packspec import ShardRef
 from dataservice.core.plan import Plan
@@ -35,7 +37,6 @@ LINE_S = 10.0
 """Between two lines of progress where stderr is no terminal."""
 _SKIPPED_STEPS = 100
 """At once, on the way to the first step."""
-_MB = 1e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +135,7 @@ def stage(
     node: str | None = None,
 ) -> Staged:
     """Copies until all that has room is there; shows progress on stderr."""
+    cache_dir = _cache_dir(config.staging)
     # which rank a pack goes to does not matter here, and costs time to find
     balance = dataclasses.replace(config.plan.balance, enabled=False)
     plan = Plan(dataclasses.replace(config.plan, balance=balance), index)
@@ -141,7 +143,7 @@ def stage(
     with _Progress() as progress:
         needs = needs_of_steps(plan, index, grid, steps, lanes, progress.planning)
         begun = time.monotonic()
-        with _area(config.staging) as area, Copiers(area):
+        with _area(config.staging, cache_dir) as area, Copiers(area):
             area.update(needs)
             while not area.settled(ATTEMPTS):
                 progress.copying(area.figures())
@@ -156,14 +158,19 @@ def stage(
     )
 
 
-def _area(staging: StagingSettings) -> StagingArea:
+def _cache_dir(staging: StagingSettings) -> str:
     if staging.cache_dir is None:
         raise ConfigError(
             "staging.cache_dir is not set: there is nowhere to stage to; name a folder on the "
             "node's own disk"
         )
+    check_writable("staging.cache_dir", staging.cache_dir)
+    return staging.cache_dir
+
+
+def _area(staging: StagingSettings, cache_dir: str) -> StagingArea:
     return StagingArea(
-        staging.cache_dir,
+        cache_dir,
         budget_bytes=staging.budget_bytes,
         deadline_s=staging.deadline_s,
         streams=staging.copy_streams,
@@ -206,10 +213,9 @@ class _Progress:
             completed=figures.copied_bytes,
         )
         self._say(
-            f"{figures.bytes_per_s / _MB:,.0f} MB/s, {figures.missing_shards:,} shards to go"
+            f"{decimal(round(figures.bytes_per_s))}/s, {figures.missing_shards:,} shards to go"
             + (f", {figures.stalls:,} storage stalls" if figures.stalls else ""),
-            f"copied {figures.copied_bytes / _MB:,.0f} MB, {figures.missing_bytes / _MB:,.0f} MB "
-            "to go, ",
+            f"copied {decimal(figures.copied_bytes)}, {decimal(figures.missing_bytes)} to go, ",
         )
 
     def _say(self, said: str, instead_of_bar: str) -> None:
@@ -223,19 +229,19 @@ class _Progress:
 def staged_text(staged: Staged, staging: StagingSettings) -> str:
     figures = staged.figures
     first, stop = staged.steps
-    rate = figures.copied_bytes / max(staged.seconds, 1e-9) / _MB
+    rate = round(figures.copied_bytes / max(staged.seconds, 1e-9))
     lines = [
         f"steps {first} to {stop - 1} read {staged.needed_shards:,} shards of "
-        f"{staged.needed_bytes / _MB:,.0f} MB here; {staged.staged_shards:,} of them are in "
+        f"{decimal(staged.needed_bytes)} here; {staged.staged_shards:,} of them are in "
         f"{staging.cache_dir} now",
-        f"copied {figures.copied_shards:,} shards, {figures.copied_bytes / _MB:,.0f} MB in "
-        f"{staged.seconds:.1f} s ({rate:,.0f} MB/s); {figures.evictions:,} others dropped",
+        f"copied {figures.copied_shards:,} shards, {decimal(figures.copied_bytes)} in "
+        f"{staged.seconds:.1f} s ({decimal(rate)}/s); {figures.evictions:,} others dropped",
     ]
     if figures.read_through_shards:
         lines.append(
             f"no room for {figures.read_through_shards:,} shards of "
-            f"{figures.read_through_bytes / _MB:,.0f} MB (staging.budget_bytes "
-            f"{staging.budget_bytes / _MB:,.0f} MB): they will be read from their origins"
+            f"{decimal(figures.read_through_bytes)} (staging.budget_bytes "
+            f"{decimal(staging.budget_bytes)}): they will be read from their origins"
         )
     if staged.failed_shards:
         lines.append(

@@ -6,10 +6,8 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
-
-_MIB = 1 << 20
-_MB, _GB = 10**6, 10**9
 
 
 def print_status(report: dict[str, Any], console: Console) -> None:
@@ -68,14 +66,14 @@ def _session(session: dict[str, Any]) -> str:
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
-    table = _table("worker", "node", "ready", "MiB", "queued", "served", "images", "origin MiB")
+    table = _table("worker", "node", "ready", "memory", "queued", "served", "images", "origin")
     for worker in workers:
         table.add_row(
             worker["id"] + (" (draining)" if worker["draining"] else ""),
             worker["node"][:8],
-            *(f"{worker['ready_packs']:,}", f"{worker['ready_bytes'] / _MIB:,.0f}"),
+            *(f"{worker['ready_packs']:,}", decimal(worker["ready_bytes"])),
             *(f"{worker[n]:,}" for n in ("queued_packs", "served_packs", "images")),
-            f"{worker['read_origin_bytes'] / _MIB:,.0f}",
+            decimal(worker["read_origin_bytes"]),
         )
     return table
 
@@ -84,15 +82,14 @@ def _stagers(stagers: list[dict[str, Any]]) -> Table:
     table = _table(
         "stager",
         "host",
-        *("staged\nGB", "of GB", "to copy\nGB", "MB/s", "no\nroom", "dropped", "stalls"),
+        *("staged", "of", "to copy", "a second", "no\nroom", "dropped", "stalls"),
     )
     for stager in stagers:
-        sizes = (stager[n] / _GB for n in ("cached_bytes", "budget_bytes", "missing_bytes"))
+        sizes = ("cached_bytes", "budget_bytes", "missing_bytes", "bytes_per_s")
         table.add_row(
             stager["node"][:8],
             stager["host"][:12],
-            *(f"{size:,.1f}" if size < 1000 else f"{size:,.0f}" for size in sizes),
-            f"{stager['bytes_per_s'] / _MB:,.0f}",
+            *(decimal(round(stager[n])) for n in sizes),
             *(f"{stager[n]:,}" for n in ("read_through_shards", "evictions", "stalls")),
         )
     return table
@@ -111,7 +108,7 @@ def _storage_troubles(report: dict[str, Any]) -> list[str]:
         if stager["read_through_shards"]:
             found.append(
                 f"no room on {stager['host']}: {stager['read_through_shards']:,} shards of "
-                f"{stager['read_through_bytes'] / _GB:,.1f} GB are read from their origins"
+                f"{decimal(stager['read_through_bytes'])} are read from their origins"
             )
         if stager["last_error"]:
             found.append(
@@ -122,7 +119,7 @@ def _storage_troubles(report: dict[str, Any]) -> list[str]:
 
 
 def _table(first: str, second: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     for name in (first, second):
         table.add_column(name, no_wrap=True)
     for name in others:

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from dataservice.config.mixtures import is_mixture
 from dataservice.config.schema import ConfigFile
 from dataservice.config.values import masked
 from dataservice.errors import ConfigError
@@ -39,11 +40,20 @@ def parse_config(text: str, *, name: str, base_dir: str) -> ConfigFile:
         raise ConfigError(f"{name}:{error.line}: {error.key}: this key stands here twice") from None
     if not isinstance(data, Mapping):
         raise ConfigError(f"{name}: should be a mapping of settings, such as 'job: my-run'")
+    if "job" not in data and is_mixture(data):
+        raise ConfigError(
+            f"{name}: is a mixture of data sets, not a config: put `mixture: {name}` into a config "
+            "(`dataservice lint` takes it as it is)"
+        )
     try:
         return ConfigFile.model_validate(data, context={"base_dir": base_dir})
     except ValidationError as error:
-        problems = [_describe(detail, name, lines) for detail in error.errors()]
-        raise ConfigError("\n".join(problems)) from None
+        raise described(error, name, lines) from None
+
+
+def described(error: ValidationError, name: str, lines: Mapping[Key, int]) -> ConfigError:
+    """For people; `lines` of the keys in the file `name`, as far as they are known."""
+    return ConfigError("\n".join(_describe(detail, name, lines) for detail in error.errors()))
 
 
 class _DuplicateKey(Exception):

@@ -108,7 +108,7 @@ class SourceSection(Section):
     data_uris: bool = False
     strip_prefix: str = ""
     add_prefix: str = ""
-    take: Annotated[str, AfterValidator(checked_take)] = "all"
+    take: Annotated[str, BeforeValidator(checked_take)] = "all"
     mean_tokens: Count | None = None
     weight: Exact | None = None
     repeat: Exact | None = None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from dataservice.config.cost_file import load_cost_file
-from dataservice.config.parsing import parse_config
-from dataservice.config.schema import ConfigFile, SegregateSection
+from dataservice.config.mixtures import named_sources
+from dataservice.config.parsing import described, parse_config
+from dataservice.config.schema import ConfigFile, SegregateSection, SourceSection
 from dataservice.config.values import masked
 from dataservice.core.settings import (
     BalanceSettings,
@@ -125,6 +127,18 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     return _build(parse_config(text, name=name, base_dir=base_dir))
 
 
+def load_mixture(path: str, *, images: Sequence[str] = ()) -> tuple[SourceFiles, ...]:
+    """What a mixture file names, as sources; `images` are more places of theirs. Relative paths are
+    below the file's folder, else below the working directory. Raises ConfigError."""
+    context = {"base_dir": os.getcwd()}
+    named = named_sources(os.path.abspath(path), images=images, base_dir=context["base_dir"])
+    try:
+        sections = [SourceSection.model_validate(source, context=context) for source in named]
+    except ValidationError as error:
+        raise described(error, path, {}) from None
+    return tuple(map(_source_files, sections))
+
+
 def config_to_json(config: Config) -> str:
     return _ADAPTER.dump_json(config).decode()
 
@@ -144,18 +158,7 @@ def config_from_json(text: str) -> Config:
 def _build(file: ConfigFile) -> Config:
     return Config(
         job=file.job,
-        sources=tuple(
-            SourceFiles(
-                name=source.name,
-                records=tuple(source.records),
-                images=tuple(source.images),
-                format=source.format,
-                strip_prefix=source.strip_prefix,
-                add_prefix=source.add_prefix,
-                take=source.take,
-            )
-            for source in file.sources
-        ),
+        sources=tuple(map(_source_files, file.sources)),
         text=TextSettings(
             tokenizer=file.tokenizer.file,
             template=file.tokenizer.template,
@@ -170,6 +173,18 @@ def _build(file: ConfigFile) -> Config:
         serving=ServingSettings(**file.serving.model_dump()),
         errors=ErrorPolicy(**file.errors.model_dump()),
         ranks_per_node=file.ranks_per_node,
+    )
+
+
+def _source_files(source: SourceSection) -> SourceFiles:
+    return SourceFiles(
+        name=source.name,
+        records=tuple(source.records),
+        images=tuple(source.images),
+        format=source.format,
+        strip_prefix=source.strip_prefix,
+        add_prefix=source.add_prefix,
+        take=source.take,
     )
 
 

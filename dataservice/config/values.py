@@ -20,6 +20,7 @@ _UNITS = {"": 1} | {
     for infix, base in (("", 1000), ("i", 1024))
 }
 _TAKE = re.compile(r"all|(first|end|random):([0-9]+|[0-9]+(\.[0-9]+)?%)")
+_MOST_SHOWN = 10**15
 _SECRET_KEY = re.compile(r"(^|_)(secret|password|passwd|credentials?|token|token_file|key)$", re.I)
 
 
@@ -71,8 +72,20 @@ def exact(value: object) -> str:
     return str(value)
 
 
-def checked_take(value: str) -> str:
+def checked_take(value: object) -> str:
     """Which records of a source are used, as `SourceFiles.take`."""
-    if not _TAKE.fullmatch(value):
-        raise ValueError('should be all, first:N, end:N or random:N, N a number or as "10%"')
-    return value
+    if isinstance(value, str) and _TAKE.fullmatch(value):
+        return value
+    amount = _amount(value)
+    hint = f"; the first {amount} are first:{amount}" if amount else ""
+    raise ValueError(f'should be all, first:N, end:N or random:N, N a number or as "10%"{hint}')
+
+
+def _amount(value: object) -> str | None:
+    """Of a number, share or text that says how many records, but not which; as `take` has it."""
+    if isinstance(value, str):
+        return value if _TAKE.fullmatch(f"first:{value}") else None
+    if isinstance(value, float):
+        return f"{100 * value:g}%" if 0 < value < 1 and "e" not in f"{100 * value:g}" else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_SHOWN
+    return str(value) if is_count else None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dataservice.errors import ArchiveError, DataError, StorageError
 from dataservice.linting.findings import Finding, Kind
 from dataservice.linting.kinds import FileKind, kind_by_name
-from dataservice.linting.targets import Target, find, targets
+from dataservice.linting.targets import Target, find, targets, unread
 from dataservice.storage.backends import ObjectStat, local_path
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.membertable import (
@@ -37,8 +37,9 @@ from dataservice.storage.sources import SourceFiles
 if TYPE_CHECKING:
     from dataservice.config import Config
     from dataservice.linting.pictures import Fetch, PictureChecker
+    from dataservice.linting.places import Places
     from dataservice.linting.records import RecordLinter
-    from dataservice.storage.archives import Archives, ImageFinder
+    from dataservice.storage.archives import ImageFinder
     from dataservice.storage.counting import RecordCounter
 
 DEADLINE_S = 10.0
@@ -59,7 +60,8 @@ class Options:
 
 
 def lint_files(names: Sequence[str], roots: Sequence[str], options: Options) -> Iterator[Finding]:
-    """Of files, and of all files below folders; `roots` are archives and folders of images.
+    """Of files, and of all files below folders; `roots` are archives and folders of images, of
+    which only those out of reach are findings.
 
     Raises ConfigError for a name that is none.
     """
@@ -80,10 +82,30 @@ def lint_config(config: Config, *, digest: bool) -> Iterator[Finding]:
         read_deadline_s=config.staging.deadline_s,
         decode_deadline_s=config.workers.decode_deadline_s,
     )
+    counter = TextRenderer.build(config.text)
+    return _lint_sources(config.sources, options, counter, index_dir=config.index_dir)
+
+
+def lint_mixture(path: str, roots: Sequence[str], *, digest: bool) -> Iterator[Finding]:
+    """As `lint_config`, of the data sets that a mixture file names, by the defaults of a config;
+    `roots` are more places of images.
+
+    Raises ConfigError, StorageError.
+    """
+    from dataservice.config.settings import load_mixture
+    from dataservice.pipeline.text import TextRenderer, TextSettings
+
+    sources = load_mixture(path, images=roots)
+    counter = TextRenderer.build(TextSettings())
+    return _lint_sources(sources, Options(digest=digest), counter, index_dir="")
+
+
+def _lint_sources(
+    sources: Sequence[SourceFiles], options: Options, counter: RecordCounter, *, index_dir: str
+) -> Iterator[Finding]:
     with closing(_Linter(options)) as linter:
-        counter = TextRenderer.build(config.text)
-        for source in config.sources:
-            yield from linter.source(source, counter, config.index_dir)
+        for source in sources:
+            yield from linter.source(source, counter, index_dir)
 
 
 class _Linter:
@@ -103,9 +125,12 @@ class _Linter:
 
     def files(self, names: Sequence[str], roots: Sequence[str]) -> Iterator[Finding]:
         deadline_s = self._options.read_deadline_s
-        given = [(name, find(name, self._store, deadline_s=deadline_s)) for name in names]
-        places = [find(name, self._store, deadline_s=deadline_s) for name in roots]
-        places += [file for name, file in given if file.stat.is_folder]
+        given = [(name, self._find(name)) for name in names]
+        looked_in = [(name, self._find(name)) for name in roots]
+        for name, root in looked_in:
+            if isinstance(root, StorageError):
+                yield _refused(unread(name, root))
+        places = _places(_files(looked_in), _files(given))
         found = targets(given, self._store, deadline_s=deadline_s)
         for kind, group in groupby(found, key=lambda t: None if t.problem else t.kind):
             if kind == "image":
@@ -113,9 +138,9 @@ class _Linter:
                 continue
             for target in group:
                 if kind is None:
-                    yield _refused(target, target.problem)
+                    yield _refused(target)
                 elif kind == "records":
-                    yield from self._records(target, places + _archives_of(given))
+                    yield from self._records(target, places)
                 else:
                     yield from self._archive(target)
 
@@ -135,6 +160,13 @@ class _Linter:
         for file, beside in zip(listing.records, listing.beside, strict=True):
             find_images = partial(self._opened.finder, source, beside, listing.roots)
             yield from _lint_records(linter, file.url, file, find_images)
+
+    def _find(self, name: str) -> FoundFile | StorageError:
+        """Raises ConfigError where there is none."""
+        try:
+            return find(name, self._store, deadline_s=self._options.read_deadline_s)
+        except StorageError as error:
+            return error
 
     def _pictures(self, group: Iterator[Target]) -> Iterator[Finding]:
         names: deque[str] = deque()
@@ -238,13 +270,11 @@ class _Linter:
         )
 
     @cached_property
-    def _opened(self) -> Archives:
-        from dataservice.storage.archives import Archives
+    def _opened(self) -> Places:
+        from dataservice.linting.places import Places
 
         deadline_s = self._options.read_deadline_s
-        return self._owned.enter_context(
-            closing(Archives(self._store, None, deadline_s=deadline_s))
-        )
+        return self._owned.enter_context(closing(Places(self._store, None, deadline_s=deadline_s)))
 
     @cached_property
     def _plain_records(self) -> RecordLinter:
@@ -267,12 +297,19 @@ class _Linter:
         )
 
 
-def _archives_of(given: Sequence[tuple[str, FoundFile]]) -> list[FoundFile]:
-    return [file for _, file in given if file.url.lower().endswith((".zip", ".tar"))]
+def _files(found: Sequence[tuple[str, FoundFile | StorageError]]) -> list[FoundFile]:
+    return [file for _, file in found if isinstance(file, FoundFile)]
 
 
-def _refused(target: Target, reason: str | None) -> Finding:
-    return Finding(file=target.name, kind=_KINDS[target.kind], reason=reason)
+def _places(roots: list[FoundFile], given: list[FoundFile]) -> list[FoundFile]:
+    """In the order in which records of a file that is given look into them."""
+    folders = [file for file in given if file.stat.is_folder]
+    archives = [file for file in given if file.url.lower().endswith((".zip", ".tar"))]
+    return [*roots, *folders, *archives]
+
+
+def _refused(target: Target) -> Finding:
+    return Finding(file=target.name, kind=_KINDS[target.kind], reason=target.problem)
 
 
 def _lint_records(

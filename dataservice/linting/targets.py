@@ -43,26 +43,32 @@ def find(name: str, store: ObjectStore, *, deadline_s: float) -> FoundFile:
 
 
 def targets(
-    given: Sequence[tuple[str, FoundFile]], store: ObjectStore, *, deadline_s: float
+    given: Sequence[tuple[str, FoundFile | StorageError]], store: ObjectStore, *, deadline_s: float
 ) -> Iterator[Target]:
-    """The files named, and those below the folders named."""
+    """The files named, and those below the folders named; an error says why there is no file."""
     for name, file in given:
-        if not file.stat.is_folder:
+        if isinstance(file, StorageError):
+            yield unread(name, file)
+        elif not file.stat.is_folder:
             yield _target(name, file, store, deadline_s)
-            continue
-        if local_path(file.url) is None:
+        elif local_path(file.url) is None:
             raise ConfigError(f"{name} is a remote folder; name its files")
-        for path in _below(name):
-            try:
-                yield _target(path, find(path, store, deadline_s=deadline_s), store, deadline_s)
-            except (StorageError, ConfigError) as error:
-                nothing = FoundFile(url=path, stat=ObjectStat(size_bytes=0, mtime_ns=0))
-                kind = kind_by_name(path) or "image"
-                yield Target(name=path, file=nothing, kind=kind, problem=str(error))
+        else:
+            for path in _below(name):
+                try:
+                    yield _target(path, find(path, store, deadline_s=deadline_s), store, deadline_s)
+                except (StorageError, ConfigError) as error:
+                    yield unread(path, error)
+
+
+def unread(name: str, error: Exception) -> Target:
+    """A file that is out of reach, as its name says what it is."""
+    nothing = FoundFile(url=name, stat=ObjectStat(size_bytes=0, mtime_ns=0))
+    problem = f"could not be read: {error}"
+    return Target(name=name, file=nothing, kind=kind_by_name(name) or "image", problem=problem)
 
 
 def _target(name: str, file: FoundFile, store: ObjectStore, deadline_s: float) -> Target:
-    problem = None
     try:
         kind = kind_of(
             name,
@@ -70,9 +76,8 @@ def _target(name: str, file: FoundFile, store: ObjectStore, deadline_s: float) -
             file.stat.size_bytes,
         )
     except (StorageError, FileNotFoundError) as error:
-        kind = kind_by_name(name) or "image"
-        problem = f"could not be read: {error}"
-    return Target(name=name, file=file, kind=kind, problem=problem)
+        return unread(name, error)
+    return Target(name=name, file=file, kind=kind, problem=None)
 
 
 def _below(folder: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ import os
 import stat as modes
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,8 +45,13 @@ class Backend(Protocol):
     def forget(self, url: str) -> None:
         """Open it anew at the next read: what is kept of it may be an older version."""
 
-    def glob(self, pattern: str) -> list[str]:
-        """Full names of the files (not folders) that match, sorted."""
+    def glob(self, pattern: str) -> dict[str, ObjectStat | None]:
+        """Full names of the files (not folders) that match, sorted, with what they are where a
+        listing says that."""
+
+    def list_folder(self, folder: str, prefix: str) -> dict[str, ObjectStat | None] | None:
+        """By their names in the folder, what begins with `prefix`, and more at the store's choice,
+        from one listing; empty where there is no such folder, None for a store without listings."""
 
     def close(self) -> None: ...
 
@@ -55,6 +61,11 @@ def local_path(url: str) -> str | None:
     if url.startswith("file://"):
         return url[len("file://") :]
     return None if "://" in url else url
+
+
+def without_query(url: str) -> str:
+    """Up to the "?" of a URL; a local path as it is."""
+    return url.partition("?")[0] if "://" in url else url
 
 
 class _OpenFile:
@@ -174,9 +185,22 @@ class LocalBackend:
     def forget(self, url: str) -> None:
         self._files.discard(_path(url))
 
-    def glob(self, pattern: str) -> list[str]:
-        found = glob.glob(literal_front(os.path.abspath(_path(pattern))), recursive=True)
-        return sorted(name for name in found if os.path.isfile(name))
+    def glob(self, pattern: str) -> dict[str, ObjectStat | None]:
+        names = glob.glob(literal_front(os.path.abspath(_path(pattern))), recursive=True)
+        found: dict[str, ObjectStat | None] = {}
+        for name in sorted(names):
+            with suppress(FileNotFoundError, PermissionError):
+                stat = self.stat(name)
+                if not stat.is_folder:
+                    found[name] = stat
+        return found
+
+    def list_folder(self, folder: str, prefix: str) -> dict[str, ObjectStat | None] | None:
+        try:
+            with os.scandir(_path(folder)) as entries:
+                return {entry.name: None for entry in entries if entry.name.startswith(prefix)}
+        except FileNotFoundError:
+            return {}
 
     def close(self) -> None:
         self._files.close()

@@ -8,6 +8,7 @@ nobody has the index open; who ends in any way lets go.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -23,6 +24,12 @@ _SCRATCH_PREFIX = ".building-"
 _LOCK_NAME = ".lock"
 _OPEN_NAME = ".open"
 _FOR_LOCKS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_DIGEST_DIGITS = 24
+
+
+def name_by_digest(prefix: str, origins: str) -> str:
+    """The name of an index file, which follows from all that its content follows from."""
+    return prefix + hashlib.sha256(origins.encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
 def take_folder(index_dir: str) -> None:
@@ -83,7 +90,7 @@ def keep_open(index_dir: str, owner: object) -> None:
 def remove_unused(index_dir: str, prefixes: tuple[str, ...], used: set[str]) -> None:
     """Removes files whose names are one of the prefixes and a digest, with or without a suffix, and
     are not `used`, either whole or up to the first dot; not while somebody has the index open."""
-    ours = re.compile(rf"({'|'.join(map(re.escape, prefixes))})[0-9a-f]{{24}}(\..*)?")
+    ours = re.compile(rf"({'|'.join(map(re.escape, prefixes))})[0-9a-f]{{{_DIGEST_DIGITS}}}(\..*)?")
     with open(os.path.join(index_dir, _OPEN_NAME), "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,9 @@ from dataservice.storage.jsonl import Line
 from dataservice.storage.probe import probe
 from dataservice.storage.records import Record, Size, decode_data_uri, is_data_uri
 
+_SUFFIXES = (".jpg", ".png", ".webp")
+"""Of an image that is called by its record's key: the first is in its name."""
+
 _Answer = Size | DataError | StorageError
 
 
@@ -53,8 +56,11 @@ class RecordImages:
         self._file_numbers: dict[tuple[int, str], int] = {}
         unsized: dict[str, bool] = {}
         """By name: whether its header is needed."""
+        keyed: set[str] = set()
         for record in records:
             if isinstance(record, Record):
+                if record.keyed:
+                    keyed.update(record.images)
                 for number, name in enumerate(record.images):
                     if name[:5] == "data:" or (embedded is not None and name in embedded):
                         continue
@@ -66,8 +72,13 @@ class RecordImages:
         self._others: dict[str, Place | DataError | StorageError] = {}
         probed: dict[str, Place] = {}
         whole = finder.whole
-        found = finder.places(list(unsized))
-        for (name, is_unsized), place in zip(unsized.items(), found, strict=True):
+        found = dict(zip(unsized, finder.places(list(unsized)), strict=True))
+        self._renamed: dict[str, str] = {}
+        """Of images called by a key that are there with another suffix: that name."""
+        for suffix in _SUFFIXES[1:]:
+            self._rename(keyed, suffix, found, unsized)
+        for name, place in found.items():
+            is_unsized = unsized[name]
             if not isinstance(place, Place):
                 self._others[name] = place
                 continue
@@ -78,6 +89,26 @@ class RecordImages:
             else:
                 self._others[name] = place
         self._sizes = dict(zip(probed, finder.sizes(list(probed.values())), strict=True))
+
+    def _rename(
+        self,
+        keyed: set[str],
+        suffix: str,
+        found: dict[str, Place | DataError | StorageError],
+        unsized: dict[str, bool],
+    ) -> None:
+        """Looks for those of them that are missing still."""
+        others = {
+            name: name.removesuffix(_SUFFIXES[0]) + suffix
+            for name in keyed
+            if name not in self._renamed and isinstance(found.get(name), MissingImage)
+        }
+        places = self._finder.places(list(others.values())) if others else []
+        for (name, other), place in zip(others.items(), places, strict=True):
+            if not isinstance(place, MissingImage):
+                self._renamed[name] = other
+                found[other] = place
+                unsized[other] = unsized[name] or unsized.get(other, False)
 
     def images_of(self, row: int, record: Record) -> list[int]:
         """Of each image archive, member, width, height and probed, as the columns of these names;
@@ -90,6 +121,8 @@ class RecordImages:
         for number, name in enumerate(record.images):
             given = record.sizes[number]
             size: _Answer
+            if record.keyed:
+                name = self._renamed.get(name, name)
             if place := clear.get(name):
                 archive, member = place.archive, place.member
                 size = given or self._sizes[name]
@@ -98,7 +131,7 @@ class RecordImages:
             else:
                 archive, member, size = self._outside(name, given)
             if not isinstance(size, tuple):
-                raise self._failed(name, size)
+                raise self._failed(name, size, keyed=record.keyed)
             found += (archive, member, *size, given is None)
         return found
 
@@ -123,12 +156,16 @@ class RecordImages:
         member = place.member if place.stat is None else self._file_number(place)
         return place.archive, member, size or self._sizes[name]
 
-    def _failed(self, name: str, error: DataError | StorageError) -> DataError:
+    def _failed(self, name: str, error: DataError | StorageError, *, keyed: bool) -> DataError:
         if isinstance(error, StorageError):
             self.again = True
             return RecordError(f"image {shown(name)} could not be read: {error}")
         if isinstance(error, RecordError):
-            self.again |= isinstance(error, MissingImage) and self._finder.has_folders
+            is_missing = isinstance(error, MissingImage)
+            self.again |= is_missing and self._finder.has_folders
+            if is_missing and keyed:
+                others = " or ".join(_SUFFIXES[1:])
+                return RecordError(f"{error.reason}; nor is it there as {others}")
             return error
         return RecordError(f"image {shown(name)}: {error}")
 

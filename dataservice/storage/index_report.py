@@ -6,6 +6,7 @@ Invariants: rejected records are a stream from file to file, whatever their numb
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,8 +17,11 @@ from dataservice.storage.index_shard import RejectedRecord, ShardResult
 from dataservice.storage.index_tasks import Running
 from dataservice.storage.tables import write_atomically
 
+_LOG = logging.getLogger(__name__)
+
 REJECTED_NAME = "rejected.jsonl"
 _MAX_EXAMPLES = 20
+_MAX_WARNINGS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,9 @@ class IndexReport:
     """A JSONL file with one line for every record that cannot be used."""
     examples: tuple[RejectedRecord, ...]
     """The first of them."""
+    unread: tuple[str, ...]
+    """Of each record file that was not read to its end: its URL, and what is lost and why. Each
+    counts as one rejected record, however many are behind it."""
 
     @property
     def num_samples(self) -> int:
@@ -119,12 +126,32 @@ def report_of(
     with open(path, encoding="utf-8") as file:
         for _, line in zip(range(_MAX_EXAMPLES), file, strict=False):
             examples.append(RejectedRecord(**json.loads(line)))
+    unread = tuple(
+        f"{shard.entry.url}: {shard.unread}"
+        for _, results in shards
+        for shard in results
+        if shard.unread
+    )
+    _warn(unread)
     return IndexReport(
         digest=digest,
         sources=tuple(_of_source(name, results) for name, results in shards),
         rejected_path=path,
         examples=tuple(examples),
+        unread=unread,
     )
+
+
+def _warn(unread: Sequence[str]) -> None:
+    if unread:
+        more = f"; and {len(unread) - _MAX_WARNINGS} more" if unread[_MAX_WARNINGS:] else ""
+        _LOG.warning(
+            "%d record file(s) not read to the end; all that is lost of one counts as one rejected "
+            "record: %s%s",
+            len(unread),
+            "; ".join(unread[:_MAX_WARNINGS]),
+            more,
+        )
 
 
 def write_rejected(index_dir: str, shards: Sequence[ShardResult]) -> None:

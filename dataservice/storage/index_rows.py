@@ -22,6 +22,7 @@ from dataservice.storage.counting import RecordCounter
 from dataservice.storage.embedded import EmbeddedImages
 from dataservice.storage.index_images import FolderFile, RecordImages
 from dataservice.storage.jsonl import Line
+from dataservice.storage.recordfiles.finders import BYTE_ORDER_MARK
 from dataservice.storage.records import LAYOUTS, Record, RecordReader
 from dataservice.storage.sources import SourceFiles
 from dataservice.storage.zips.methods import crc32
@@ -49,6 +50,7 @@ IMAGE_COLUMNS = ("archive", "member", "width", "height", "text_before", "markup"
 _PLACE_COLUMNS = ("archive", "member", "width", "height", "probed")
 
 _MAX_LENGTH = 0xFFFFFFFF
+_OPENED = {b"[": "array", b"{": "object"}
 _LAYOUT_CODES = {name: code for code, name in enumerate(LAYOUTS)}
 
 
@@ -159,8 +161,19 @@ class RowReader:
             try:
                 add(RecordError(line.problem) if data is None else read(data))
             except DataError as error:
-                add(error)
+                add(_over_lines(line) or error)
         return records
+
+
+def _over_lines(line: Line) -> RecordError | None:
+    """Of the first line of a file that is an opening bracket and nothing else."""
+    what = _OPENED.get((line.data or b"").strip())
+    if what is None or line.number > 1 or line.offset not in (0, len(BYTE_ORDER_MARK)):
+        return None
+    return RecordError(
+        f"the line is a bracket alone: the file looks like one JSON {what} over many lines, and is "
+        "read line by line; name it .json"
+    )
 
 
 def _columns(names: Sequence[str], values: list[int]) -> dict[str, Ints]:

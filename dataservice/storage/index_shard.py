@@ -23,7 +23,9 @@ from dataservice.errors import StaleIndexError
 from dataservice.storage.archives import Folder, ImageFinder
 from dataservice.storage.fingerprints import ArchiveIdentity
 from dataservice.storage.folder_table import FolderTable, same_files
+from dataservice.storage.index_folder import name_by_digest
 from dataservice.storage.index_rows import FolderFile, RowReader, Rows
+from dataservice.storage.jsonl import Line
 from dataservice.storage.listing import FoundFile, files_key
 from dataservice.storage.manifest import (
     INDEX_VERSION,
@@ -92,6 +94,8 @@ class ShardResult:
     beside: tuple[ArchiveIdentity, ...]
     """Of the archives of its stem."""
     rejected_path: str
+    unread: str
+    """What of the file is lost and why, for a person; empty where it was read to its end."""
     reused: bool
 
 
@@ -113,7 +117,7 @@ def shard_key(
         taken and asdict(taken),
         [files_key((file, *beside)), roots],
     ]
-    return SHARD_PREFIX + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    return name_by_digest(SHARD_PREFIX, json.dumps(parts))
 
 
 def load_shard(index_dir: str, key: str, store: Store, *, deadline_s: float) -> ShardResult | None:
@@ -141,6 +145,7 @@ def load_shard(index_dir: str, key: str, store: Store, *, deadline_s: float) -> 
         archives=archives,
         beside=tuple(ArchiveIdentity(**identity) for identity in data["beside"]),
         rejected_path=os.path.join(index_dir, rejected.name),
+        unread=data["unread"],
         reused=True,
     )
 
@@ -174,6 +179,7 @@ class ShardBuilder:
         self._folders: dict[int, FolderTable] = {}
         self._rejected = tempfile.TemporaryFile(dir=index_dir)
         self._again = False
+        self._unread = ""
         self._text_tokens = self._loss_tokens = 0
 
     @property
@@ -191,6 +197,7 @@ class ShardBuilder:
         scan = RecordScan(store, self._file.url, self._file.stat.size_bytes, deadline_s=deadline_s)
         picker = taken and Picker(taken)
         seen = 0
+        wanted: list[Line] = []
         for lines in scan.batches(_BATCH_LINES):
             wanted = lines
             if picker:
@@ -199,6 +206,7 @@ class ShardBuilder:
             if wanted:
                 self._add(rows.read(wanted))
             yield min(lines[-1].offset + lines[-1].length, self._file.stat.size_bytes)
+        self._unread = scan.unread if wanted and wanted[-1].problem == scan.unread else ""
         self._crc32 = scan.crc32
         self._unpacked_bytes = scan.unpacked_bytes
 
@@ -257,6 +265,7 @@ class ShardBuilder:
             "beside": [asdict(identity) for identity in self._beside],
             "again": self._again,
             "rejected_bytes": rejected_bytes,
+            "unread": self._unread,
         }
         data = json.dumps(head).encode()
         write_bytes(os.path.join(self._index_dir, self._key + ".json"), data)
@@ -265,6 +274,7 @@ class ShardBuilder:
             archives=archives,
             beside=self._beside,
             rejected_path=rejected_path,
+            unread=self._unread,
             reused=False,
         )
 

@@ -6,7 +6,6 @@ done leaves files that make it unnecessary; tasks may run at the same time, in a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from dataservice.errors import StaleIndexError, StorageError
 from dataservice.storage.archives import Archive, Archives, Folder
 from dataservice.storage.counting import RecordCounter
 from dataservice.storage.embedded import EmbeddedImages
+from dataservice.storage.index_folder import name_by_digest
 from dataservice.storage.index_rows import RowReader
 from dataservice.storage.index_shard import ShardBuilder, ShardResult
 from dataservice.storage.listing import FoundFile
@@ -221,7 +221,7 @@ class TaskRunner:
 def count_key(file: FoundFile) -> str:
     """Names what a CountTask keeps."""
     text = f"{INDEX_VERSION}\0{file.url}\0{file.stat.size_bytes}\0{file.stat.mtime_ns}"
-    return COUNT_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:24]
+    return name_by_digest(COUNT_PREFIX, text)
 
 
 def kept_count(path: str) -> int | None:

@@ -13,26 +13,30 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
+from typing import TypeVar
 
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import ConfigError, StorageError
 from dataservice.masking import mask_urls
-from dataservice.storage.backends import ObjectStat, local_path
+from dataservice.storage.backends import ObjectStat, local_path, without_query
 from dataservice.storage.objects import ObjectStore
+from dataservice.storage.packed.unpacking import PACKINGS, packing_of
 from dataservice.storage.sources import SourceFiles
 
 _LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 """In the order in which archives of a record file's stem are searched."""
 
 _PLACES_SUFFIX = ".idx"
 """Of the file with the places of records that Energon writes beside a .jsonl."""
-_PACKED = (".gz", ".zst", ".zip")
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _PART_OF_ARCHIVE = re.compile(r"\.(zip|tar|tar\.gz|tgz)\.\w+$|\.z\d\d+$", re.IGNORECASE)
 _SIDE_BY_SIDE = 16
@@ -92,15 +96,18 @@ def list_source(
     records: dict[str, FoundFile] = {}
     for pattern in files.records:
         found = store.glob(pattern, deadline_s=deadline_s)
-        urls = [url for url in found if not url.endswith(_PLACES_SUFFIX)]
+        found = {u: stat for u, stat in found.items() if not u.endswith(_PLACES_SUFFIX)}
         if leave_out:
             own = os.path.join(os.path.abspath(leave_out), "")
-            urls = [url for url in urls if not url.startswith(own)]
-        _check_names(files.name, urls)
-        matches = _found(urls, store, deadline_s)
+            found = {u: stat for u, stat in found.items() if not u.startswith(own)}
+        _check_names(files.name, found)
+        matches = _settled(found, store, deadline_s)
         if not matches:
-            raise ConfigError(f"source {files.name}: no file matches records pattern {pattern!r}")
-        records |= {file.url: file for file in matches}
+            raise ConfigError(
+                f"source {files.name}: no file matches records pattern {pattern!r}"
+                f"{_folder_remedy(pattern, store, deadline_s)}"
+            )
+        records |= matches
     root = common_root(records)
     ordered = tuple(sorted(records.values(), key=lambda file: name_below(root, file.url)))
     return SourceListing(
@@ -118,9 +125,10 @@ def archives_beside(
     """Of each record file, the archives of the same stem that there are: its own images. A store
     that does not let them be looked at, as S3 says of what is not there to who may not list a
     bucket, has none."""
-    wanted = [record_stem(url) + suffix for url in urls for suffix in ARCHIVE_SUFFIXES]
+    wanted = [[record_stem(url) + suffix for suffix in ARCHIVE_SUFFIXES] for url in urls]
     forbidden: list[StorageError] = []
-    stats = _stats(wanted, store, deadline_s, forbidden)
+    likely = _likely(list(chain.from_iterable(wanted)), store, deadline_s)
+    found = _settled(likely, store, deadline_s, forbidden)
     if forbidden:
         _LOG.warning(
             "%d archives beside record files are taken as not there, as they may not be looked at, "
@@ -128,21 +136,16 @@ def archives_beside(
             len(forbidden),
             forbidden[0],
         )
-    found = [
-        None if stat is None or stat.is_folder else FoundFile(url=url, stat=stat)
-        for url, stat in zip(wanted, stats, strict=True)
-    ]
-    count = len(ARCHIVE_SUFFIXES)
     return tuple(
-        tuple(file for file in found[start : start + count] if file is not None)
-        for start in range(0, len(found), count)
+        tuple(found[url] for url in some if url in found and not found[url].stat.is_folder)
+        for some in wanted
     )
 
 
 def record_stem(url: str) -> str:
-    """The name without what says that it is a record file: "a.jsonl.gz" -> "a"."""
-    stem, suffix = posixpath.splitext(url)
-    return posixpath.splitext(stem)[0] if suffix.lower() in _PACKED else stem
+    """The name without what says that it is a record file: "a.jsonl.gz" -> "a"; no query."""
+    stem = posixpath.splitext(without_query(url))[0]
+    return posixpath.splitext(stem)[0] if packing_of(url) in PACKINGS else stem
 
 
 def common_root(urls: Iterable[str]) -> str:
@@ -181,15 +184,15 @@ def _roots(files: SourceFiles, store: ObjectStore, deadline_s: float) -> tuple[F
 
 
 def _archives(source: str, pattern: str, store: ObjectStore, deadline_s: float) -> list[FoundFile]:
-    urls = store.glob(pattern, deadline_s=deadline_s)
-    archives = [url for url in urls if url.lower().endswith(ARCHIVE_SUFFIXES)]
+    found = store.glob(pattern, deadline_s=deadline_s)
+    archives = {url: stat for url, stat in found.items() if url.lower().endswith(ARCHIVE_SUFFIXES)}
     if not archives:
         raise ConfigError(
             f"source {source}: images {pattern!r} is no folder and matches no zip or tar archive"
-            f"{_remedy(urls)}"
+            f"{_remedy(list(found))}"
         )
     _check_names(source, archives)
-    return _found(archives, store, deadline_s)
+    return list(_settled(archives, store, deadline_s).values())
 
 
 def _remedy(urls: Sequence[str]) -> str:
@@ -204,27 +207,66 @@ def _remedy(urls: Sequence[str]) -> str:
     return ""
 
 
-def _check_names(source: str, urls: Sequence[str]) -> None:
+def _check_names(source: str, urls: Iterable[str]) -> None:
     for url in urls:
         if not url.isprintable() and re.search("[\ud800-\udfff]", url):
             raise ConfigError(f"source {source}: the name of {url!r} is not UTF-8; rename the file")
 
 
-def _found(urls: Sequence[str], store: ObjectStore, deadline_s: float) -> list[FoundFile]:
-    stats = _stats(urls, store, deadline_s)
-    return [
-        FoundFile(url=url, stat=stat)
-        for url, stat in zip(urls, stats, strict=True)
-        if stat is not None
-    ]
+def _likely(
+    urls: Sequence[str], store: ObjectStore, deadline_s: float
+) -> dict[str, ObjectStat | None]:
+    """Those that listings of their folders have, or are not known to lack."""
+    if len(urls) <= _SIDE_BY_SIDE:  # fewer requests than the pages of a large folder
+        return dict.fromkeys(urls)
+    folders: defaultdict[str, list[str]] = defaultdict(list)
+    for url in urls:
+        folder, slash, name = url.rpartition("/")
+        folders[folder + slash].append(name)
+
+    def listed(folder: str) -> dict[str, ObjectStat | None]:
+        names = folders[folder]
+        prefix = posixpath.commonprefix(names)
+        try:
+            found = store.list_folder(folder, prefix, deadline_s=deadline_s)
+        except StorageError as error:
+            if not _is_forbidden(error):
+                raise
+            found = None
+        if found is None:
+            found = dict.fromkeys(names)
+        return {folder + name: found[name] for name in names if name in found}
+
+    likely: dict[str, ObjectStat | None] = {}
+    for found in _side_by_side(listed, list(folders)):
+        likely |= found
+    return likely
+
+
+def _settled(
+    listed: Mapping[str, ObjectStat | None],
+    store: ObjectStore,
+    deadline_s: float,
+    forbidden: list[StorageError] | None = None,
+) -> dict[str, FoundFile]:
+    """By URL, what is there. A stat from a listing counts if a sample of each bucket is what the
+    store says of the file itself, as every read will: times in listings may be rounded otherwise.
+    `forbidden` as in `_stats`."""
+    samples = {tuple(url.split("/")[:3]): url for url, stat in listed.items() if stat is not None}
+    told = _stats(list(samples.values()), store, deadline_s, forbidden)
+    trusted = all(stat == listed[url] for url, stat in told.items())
+    asked = [url for url, stat in listed.items() if stat is None or not trusted]
+    asked = [url for url in asked if url not in told]
+    stats = {**listed, **told, **_stats(asked, store, deadline_s, forbidden)}
+    return {url: FoundFile(url=url, stat=stat) for url, stat in stats.items() if stat is not None}
 
 
 def _stats(
     urls: Sequence[str],
     store: ObjectStore,
     deadline_s: float,
-    forbidden: list[StorageError] | None = None,
-) -> list[ObjectStat | None]:
+    forbidden: list[StorageError] | None,
+) -> dict[str, ObjectStat | None]:
     """None for what is not there; also for what may not be looked at, where `forbidden` takes
     that."""
 
@@ -234,16 +276,29 @@ def _stats(
         except FileNotFoundError:
             return None
         except StorageError as error:
-            cause = error.__cause__
-            if forbidden is None or not isinstance(cause, OSError) or cause.errno != errno.EACCES:
+            if forbidden is None or not _is_forbidden(error):
                 raise
             forbidden.append(error)
             return None
 
+    return dict(zip(urls, _side_by_side(stat, urls), strict=True))
+
+
+def _is_forbidden(error: StorageError) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EACCES
+
+
+def _side_by_side(call: Callable[[str], T], urls: Sequence[str]) -> list[T]:
     if len(urls) < _SIDE_BY_SIDE:
-        return [stat(url) for url in urls]
+        return [call(url) for url in urls]
     with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="listing") as pool:
-        return list(pool.map(stat, urls))
+        return list(pool.map(call, urls))
+
+
+def _folder_remedy(pattern: str, store: ObjectStore, deadline_s: float) -> str:
+    if _folder(pattern, store, deadline_s) is None:
+        return ""
+    return f"; it is a folder: name the files in it, such as {pattern.rstrip('/')}/*.jsonl"
 
 
 def _folder(pattern: str, store: ObjectStore, deadline_s: float) -> FoundFile | None:

@@ -30,6 +30,7 @@ from dataservice.storage.backends import (
     LocalBackend,
     ObjectStat,
     local_path,
+    without_query,
 )
 from dataservice.storage.deadline import ReaderPool
 from dataservice.storage.forks import renew_in_children
@@ -61,8 +62,13 @@ class ObjectStore(Protocol):
     def read(self, url: str, offset: int, size: int, *, deadline_s: float) -> bytes:
         """Up to `size` bytes, fewer only at the end. Raises FileNotFoundError, StorageError."""
 
-    def glob(self, pattern: str, *, deadline_s: float) -> list[str]:
-        """Full names of matching files, sorted; empty when nothing matches."""
+    def glob(self, pattern: str, *, deadline_s: float) -> dict[str, ObjectStat | None]:
+        """As `Backend.glob`. Raises StorageError."""
+
+    def list_folder(
+        self, folder: str, prefix: str, *, deadline_s: float
+    ) -> dict[str, ObjectStat | None] | None:
+        """As `Backend.list_folder`. Raises StorageError."""
 
 
 class Store:
@@ -100,9 +106,17 @@ class Store:
             lambda: backend.read(url, offset, size)[0], f"read {url} at {offset}", deadline_s
         )
 
-    def glob(self, pattern: str, *, deadline_s: float) -> list[str]:
+    def glob(self, pattern: str, *, deadline_s: float) -> dict[str, ObjectStat | None]:
         backend = self.backend(pattern)
         return self.run(lambda: backend.glob(pattern), f"list {pattern}", deadline_s)
+
+    def list_folder(
+        self, folder: str, prefix: str, *, deadline_s: float
+    ) -> dict[str, ObjectStat | None] | None:
+        backend = self.backend(folder)
+        return self.run(
+            lambda: backend.list_folder(folder, prefix), f"list {folder}{prefix}*", deadline_s
+        )
 
     def run(self, call: Callable[[], T], what: str, deadline_s: float) -> T:
         """`call` with deadline and retries; see the module's invariants for what it raises."""
@@ -167,8 +181,8 @@ def read_chunks(
 @functools.lru_cache(maxsize=4096)
 def _staged_name(url: str, size_bytes: int, mtime_ns: int) -> str:
     digest = hashlib.sha256(f"{url}\0{size_bytes}\0{mtime_ns}".encode()).hexdigest()[:32]
-    path = url.partition("?")[0] if "://" in url else url  # behind it a signature may stand
-    plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in posixpath.basename(path))
+    name = posixpath.basename(without_query(url))  # a query may hold a signature
+    plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
     return f"{digest}-{plain[-80:]}"
 
 

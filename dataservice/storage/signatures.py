@@ -47,6 +47,14 @@ _BRANDS = {
     b"mif1": "HEIF",
     b"msf1": "HEIF",
 }
+_VIDEO = "MP4 or another video"
+_CONTAINERS = {
+    "zip": "a zip archive",
+    "gz": "gzip data",
+    "zst": "zstandard data",
+    "tar": "a tar archive",
+    "parquet": "a Parquet file",
+}
 _BMP_HEADERS = frozenset((12, 16, 40, 52, 56, 64, 108, 124))
 """Their lengths, which tell a BMP from a text that begins with "BM"."""
 _NETPBM = frozenset(b"123456")
@@ -85,6 +93,21 @@ def container_format(head: bytes) -> str | None:
     return "parquet" if head.startswith(b"PAR1") else None
 
 
+def described(head: bytes) -> str | None:
+    """What a file of a known format other than text is, for a person, such as "a tar archive"."""
+    if container := container_format(head):
+        return _CONTAINERS[container]
+    picture = picture_format(head)
+    if picture:
+        return f"a {picture} picture"
+    for signature, name in _UNSUPPORTED:
+        if head.startswith(signature):
+            return f"a file of the format {name}"
+    if head[4:8] == b"ftyp":
+        return f"a file of the format {_BRANDS.get(head[8:12], _VIDEO)}"
+    return "an HTML page" if _is_page(_text(head)) else None
+
+
 def why_no_picture(head: bytes) -> str:
     """The reason, for a person, of bytes that `picture_format` does not know."""
     if not head:
@@ -93,13 +116,23 @@ def why_no_picture(head: bytes) -> str:
         if head.startswith(signature):
             return f"unsupported format: {name}"
     if head[4:8] == b"ftyp":
-        return f"unsupported format: {_BRANDS.get(head[8:12], 'MP4 or another video')}"
+        return f"unsupported format: {_BRANDS.get(head[8:12], _VIDEO)}"
     if head.startswith(b"RIFF"):
         return f"unsupported format: RIFF {head[8:12].decode('ascii', 'replace').strip()}"
-    text = head[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    text = _text(head)
     if text.startswith(b"<"):
         if b"<svg" in text:
             return "unsupported format: SVG"
-        page = text.startswith(b"<!doctype html") or b"<html" in text or b"<body" in text
-        return f"not an image: {'an HTML page' if page else 'an XML text'}"
+        return f"not an image: {'an HTML page' if _is_page(text) else 'an XML text'}"
     return f"not an image in a known format (first bytes: {head[:8].hex(' ')})"
+
+
+def _text(head: bytes) -> bytes:
+    """In lower case, without what may stand in front."""
+    return head[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+
+
+def _is_page(text: bytes) -> bool:
+    return text.startswith(b"<") and (
+        text.startswith(b"<!doctype html") or b"<html" in text or b"<body" in text
+    )

@@ -170,7 +170,7 @@ def write_table(
     names: Sequence[str],
     columns: Mapping[str, NDArray[Any]],
     *,
-    extra: Mapping[str, int] | None = None,
+    extra: Mapping[str, int | str] | None = None,
 ) -> Written:
     """Write integer columns of one length; `columns` may be over mapped files."""
     forms: dict[str, Any] = {}

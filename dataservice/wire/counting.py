@@ -35,6 +35,8 @@ class CountBlock:
     """By record a little-endian uint32."""
     beside: tuple[Found, ...]
     """Archives of the record file's own stem."""
+    unread: str = ""
+    """Where the last record stands for the rest of its file: why that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from dataservice.errors import (
 )
 from dataservice.wire.messages import (
     CursorState,
+    GetStatus,
     GetSteps,
     OpenSession,
     PackFailed,
@@ -145,6 +147,10 @@ class Bench:
             )
         )
         self.leases[worker_id] = seat.lease
+
+    async def state(self) -> str:
+        report = await self.coordinator.get_status(GetStatus())
+        return str(json.loads(report.status)["state"])
 
     async def open(
         self, run_id: str, rank: int = 0, ranks: int = 1, *, wait_s: float = 0.0, **more: Any
@@ -540,6 +546,7 @@ def test_past_the_hole_budget_the_run_fails_and_names_the_worst_shard(
         await bench.worker("w0")
         session = (await bench.open("run")).session
         await bench.one(session, 0, done=0)
+        assert await bench.state() == "serving"
         with pytest.raises(HoleBudgetExceeded, match=r"worst shard s/bad\.jsonl with 9"):
             for number in range(20):
                 await bench.coordinator.report_holes(
@@ -552,5 +559,6 @@ def test_past_the_hole_budget_the_run_fails_and_names_the_worst_shard(
                 )
         with pytest.raises(HoleBudgetExceeded, match=r"errors\.max_hole_share"):
             await bench.steps(session, 1, done=1)
+        assert await bench.state() == "failed"
 
     on_bench(config, tmp_path / "state", check)

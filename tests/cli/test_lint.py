@@ -100,6 +100,76 @@ def test_the_rules_of_the_config_count(tmp_path: Path, capsys: pytest.CaptureFix
     assert "too many pixels: PNG of 400x300, the limit is 1000" in capsys.readouterr().out
 
 
+INTERNVL = {"a": {"root": "pics", "annotation": "a.jsonl", "repeat_time": 2, "length": 9}}
+ONEVISION = "datasets:\n  - {json_path: a.jsonl, sampling_strategy: 'first:1'}\n"
+ENERGON = """\
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - {path: a.jsonl, weight: 1, aux: {media: filesystem://pics}}
+      - {path: b.jsonl, weight: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "places", "bad"),
+    [
+        ("meta.json", json.dumps(INTERNVL), (), ["a.jsonl:2"]),
+        ("mix.yaml", ONEVISION, ("--images", "pics"), ["a.jsonl:2"]),
+        ("mix.yml", ENERGON, (), ["a.jsonl:2", "b.jsonl:1"]),
+    ],
+)
+def test_a_mixture_is_what_it_names(
+    tmp_path: Path,
+    picture: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str,
+    places: tuple[str, ...],
+    bad: list[str],
+) -> None:
+    (tmp_path / "pics").mkdir()
+    picture.rename(tmp_path / "pics" / "a.png")
+    turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "!"}]
+    lines = [json.dumps({"image": image, "conversations": turns}) for image in ("a.png", "b.png")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.jsonl").write_text('{"nothing": 1}\n{"text": "b"}\n')
+    (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    assert run("lint", name, "--json", *places) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [f"{row['file']}:{row['line']}" for row in rows if row["outcome"] == "rejected"]
+    assert found == [str(tmp_path / place) for place in bad]
+    assert run("lint", name, "a.jsonl") == 2
+    assert f"{name}: a mixture names its files; lint it alone" in capsys.readouterr().err
+
+
+def test_a_mixture_with_a_credential_is_one_paragraph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = {"root": "", "annotation": "https://me:secret@host/a.jsonl"}
+    (tmp_path / "meta.json").write_text(json.dumps({"a": part}))
+    assert run("lint", tmp_path / "meta.json") == 2
+    err = capsys.readouterr().err
+    assert "this URL holds a credential" in err
+    assert "secret" not in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"text": "a"}\n{"text": "b"}\n', '[{"annotation": {}}]', '{"a": ' * 9000, '{"text": {}}'],
+)
+def test_a_record_file_is_no_mixture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert run("lint", tmp_path / "a.json", "--json") in (0, 1)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["file"] for row in rows} == {str(tmp_path / "a.json")}
+
+
 def test_what_cannot_run_exits_with_2(
     tmp_path: Path, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,10 +23,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataservice.config.schema import WorkersSection
-from dataservice.errors import ConfigError
+from dataservice.errors import ConfigError, StorageError
 from dataservice.linting.archives import lint_archive
 from dataservice.linting.findings import Finding
 from dataservice.linting.run import Options, lint_files
+from dataservice.storage.backends import ObjectStat
+from dataservice.storage.objects import Store
 
 
 def picture(width: int = 40, height: int = 30, colour: str = "red", kind: str = "PNG") -> bytes:
@@ -205,6 +207,58 @@ def test_where_images_are_looked_for(tmp_path: Path) -> None:
     assert far and "no such image" in far
     found = lint(data / "a.jsonl", places["given"], roots=(places["root"], places["far"]))
     assert found[5].reason is None
+
+
+@pytest.mark.parametrize("place", ["given", "root", "neighbour", "own stem"])
+def test_an_archive_out_of_reach_hides_no_other_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    near = place in ("neighbour", "own stem")
+    broken = (tmp_path if near else folder) / ("a.zip" if place == "own stem" else "b.zip")
+    broken.write_bytes(b"never read")
+    with zipfile.ZipFile(tmp_path / "good.zip", "w") as archive:
+        archive.writestr("x.png", picture())
+    (tmp_path / "a.jsonl").write_text(talk("x.png") + talk("y.png") + "{\n")
+    read = Store.read
+
+    def fails(store: Store, url: str, *given: Any, **more: Any) -> bytes:
+        if url == str(broken):
+            raise StorageError(f"{url}: permission denied")
+        return read(store, url, *given, **more)
+
+    monkeypatch.setattr(Store, "read", fails)
+    files = [tmp_path / "a.jsonl", *[broken] * (place == "given")]
+    found = lint(*files, roots=(broken,) if place == "root" else ())
+    good, missing, bad = reasons([finding for finding in found if finding.line is not None])
+    assert good is None
+    assert missing and missing.startswith("no such image: 'y.png'")
+    assert f"{broken}: could not be read: {broken}: permission denied" in missing
+    assert bad and bad.startswith("not valid JSON")
+    if place == "given":
+        assert [f.reason for f in found if f.file == str(broken)] == [
+            f"{broken}: permission denied"
+        ]
+
+
+def test_a_name_that_cannot_be_asked_for_hides_no_other_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text("{x\n")
+    stat = Store.stat
+
+    def fails(store: Store, url: str, *given: Any, **more: Any) -> ObjectStat:
+        if url.startswith("s3://"):
+            raise StorageError(f"{url}: forbidden")
+        return stat(store, url, *given, **more)
+
+    monkeypatch.setattr(Store, "stat", fails)
+    root, given, records = lint("s3://b/given.zip", tmp_path / "a.jsonl", roots=("s3://b/r.tar",))
+    assert (root.file, root.kind) == ("s3://b/r.tar", "tar")
+    assert root.reason == "could not be read: s3://b/r.tar: forbidden"
+    assert (given.file, given.kind) == ("s3://b/given.zip", "zip")
+    assert records.reason and records.reason.startswith("not valid JSON")
 
 
 def test_a_packed_record_file_is_no_archive_of_images(tmp_path: Path) -> None:

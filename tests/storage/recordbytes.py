@@ -49,8 +49,10 @@ class MemoryStore:
         self.bytes_read += len(data)
         return data
 
-    def glob(self, pattern: str, *, deadline_s: float) -> list[str]:
-        return sorted(self.files)
+    def glob(self, pattern: str, *, deadline_s: float) -> dict[str, ObjectStat | None]:
+        return dict.fromkeys(sorted(self.files))
+
+    def list_folder(self, folder: str, prefix: str, *, deadline_s: float) -> None: ...
 
 
 Row = tuple[int, int, int]

@@ -256,7 +256,10 @@ def test_an_index_of_an_older_version_is_refused_and_built_anew(world: World) ->
         del shard["num_text_samples"]
     path.write_text(json.dumps({**manifest, "version": INDEX_VERSION - 1}))
     Path(world.index_dir, f"shard-{'0123' * 6}.samples.arrow").write_bytes(b"of the older version")
-    with pytest.raises(StaleIndexError, match=r"is of version 2, .* run `dataservice index` again"):
+    with pytest.raises(
+        StaleIndexError,
+        match=rf"is of version {INDEX_VERSION - 1}, .* run `dataservice index` again",
+    ):
         Index.open(world.index_dir)
     world.build()
     assert rows_of(Index.open(world.index_dir)) == [(1, [])]
@@ -437,8 +440,10 @@ class RemoteBackend:
         self._now -= 1
         return data, self.stat(url)
 
-    def glob(self, pattern: str) -> list[str]:
-        return sorted(fnmatch.filter(self.objects, pattern))
+    def glob(self, pattern: str) -> dict[str, ObjectStat | None]:
+        return dict.fromkeys(sorted(fnmatch.filter(self.objects, pattern)))
+
+    def list_folder(self, folder: str, prefix: str) -> None: ...
 
     def forget(self, url: str) -> None: ...
 

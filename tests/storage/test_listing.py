@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -48,7 +49,14 @@ def test_archives_of_the_same_stem_stand_beside(folder: Path) -> None:
     records, beside, _ = listed(folder, "*.json*", "deep/*")  # but not the places of Energon
     assert records == ["a.jsonl", "b.jsonl.gz", "c.json", "d.jsonl.zip", "deep/e.parquet"]
     assert beside == ["a.zip a.tar", "b.tar", "", "d.zip", ""]
-    assert record_stem("/x/a.b.jsonl.zst") == "/x/a.b" and record_stem("a.json") == "a"
+
+
+def test_stems_of_record_files() -> None:
+    assert record_stem("/x/a.b.jsonl.zst") == "/x/a.b"
+    assert record_stem("a.json") == record_stem("a.parquet") == record_stem("a.JSONL.GZ") == "a"
+    assert record_stem("/x/a?b.jsonl") == "/x/a?b"
+    assert record_stem("https://host/a.jsonl.zip?part=b.gz") == "https://host/a"
+    assert record_stem("https://host/a.jsonl?at=b.c/d") == "https://host/a"
 
 
 def test_roots_are_archives_and_folders_in_their_order(folder: Path) -> None:
@@ -63,15 +71,20 @@ def test_roots_are_archives_and_folders_in_their_order(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             listed(folder, "*.jsonl", images=(images,))
-    with pytest.raises(ConfigError, match="no file matches records pattern"):
+    with pytest.raises(ConfigError, match=r"no file matches records pattern '.*\.txt'$"):
         listed(folder, "*.txt")
+    with pytest.raises(ConfigError, match=r"it is a folder: name the files in it"):
+        listed(folder, "roots/")
 
 
 def test_many_files_are_looked_at_side_by_side(folder: Path) -> None:
     for number in range(40):
         (folder / f"m{number:02d}.jsonl").write_bytes(b"x")
+    (folder / "m07.tar").write_bytes(b"x")
+    (folder / "m08.zip").mkdir()
     records, beside, _ = listed(folder, "m*.jsonl", "a.jsonl")
-    assert len(records) == 41 and beside == ["a.zip a.tar", *[""] * 40]
+    assert len(records) == 41
+    assert beside == ["a.zip a.tar", *[""] * 7, "m07.tar", *[""] * 32]
 
 
 def test_names_with_the_characters_of_patterns(folder: Path) -> None:
@@ -107,6 +120,9 @@ def test_archives_that_may_not_be_looked_at_are_not_there(
     """S3 answers 403 in place of 404 to who may not list the bucket."""
 
     class NoListing(LocalBackend):
+        def list_folder(self, folder: str, prefix: str) -> NoReturn:
+            raise PermissionError(errno.EACCES, "Forbidden")
+
         def stat(self, url: str) -> ObjectStat:
             try:
                 return super().stat(url)
@@ -118,6 +134,14 @@ def test_archives_that_may_not_be_looked_at_are_not_there(
     store = Store(local=NoListing())
     assert list_source(files, store, deadline_s=5).beside == ((),)
     assert "2 archives beside record files are taken as not there" in caplog.text
+    for number in range(20):
+        (folder / f"m{number:02}.jsonl").write_text("{}")
+    (folder / "m07.zip").write_text("x")
+    many = SourceFiles(name="s", records=(str(folder / "m*.jsonl"),))
+    found = list_source(many, store, deadline_s=5)
+    assert [len(some) for some in found.beside] == [*[0] * 7, 1, *[0] * 12]
+    assert "39 archives beside record files are taken as not there" in caplog.text
+    assert len(caplog.records) == 2
     missing = SourceFiles(name="s", records=files.records, images=(str(folder / "none.zip"),))
     with pytest.raises(StorageError, match="Forbidden"):
         list_source(missing, store, deadline_s=5)

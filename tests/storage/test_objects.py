@@ -141,7 +141,7 @@ def test_listing_by_fsspec(store: Store) -> None:
     for name in ("b", "a"):
         files.pipe_file(f"/list/{name}.jsonl", b"x")
     files.mkdir("/list/folder.jsonl")
-    assert store.glob("memory://list/*.jsonl", deadline_s=5) == [
+    assert list(store.glob("memory://list/*.jsonl", deadline_s=5)) == [
         "memory:///list/a.jsonl",
         "memory:///list/b.jsonl",
     ]
@@ -246,14 +246,16 @@ def test_local_globs_are_sorted_files(store: Store, tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "folder.jsonl").mkdir()
-    found = store.glob(f"{tmp_path}/**/*.jsonl", deadline_s=5)
+    found = list(store.glob(f"{tmp_path}/**/*.jsonl", deadline_s=5))
     assert [os.path.relpath(name, tmp_path) for name in found] == [
         "a.jsonl",
         "b.jsonl",
         "sub/c.jsonl",
         "x[1].jsonl",
     ]
-    assert store.glob(f"file://{tmp_path}/x[1].jsonl", deadline_s=5) == [f"{tmp_path}/x[1].jsonl"]
+    assert list(store.glob(f"file://{tmp_path}/x[1].jsonl", deadline_s=5)) == [
+        f"{tmp_path}/x[1].jsonl"
+    ]
 
 
 # ---- FileCache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from storage.parsing import llava, parse, pieces
 
 from dataservice.errors import RecordError
@@ -143,7 +144,9 @@ def test_caption() -> None:
     assert record.layout == "caption" and record.images == ("a.jpg",)
     assert record.turns == (Turn(role="text", pieces=("", "A cat.")),)
     for fields in ({"images": ["a.jpg"]}, {"image_name": "a.jpg"}, {"url": "u", "key": "a"}):
-        assert parse({"caption": "A cat.", **fields}) == record
+        parsed = parse({"caption": "A cat.", **fields})
+        assert parsed.keyed == ("key" in fields)
+        assert replace(parsed, keyed=False) == record
 
 
 def test_img2dataset() -> None:
@@ -161,6 +164,16 @@ def test_img2dataset() -> None:
     assert parse(record).sizes == ((256, 170),)
     with pytest.raises(RecordError, match=r"'status' is 'failed_to_download'.*not fetched"):
         parse({**record, "status": "failed_to_download", "width": None})
+    failed = {"status": "failed_to_download", "error_message": "HTTP Error 404: Not Found"}
+    reason = "'status' is 'failed_to_download', .*not fetched: 'HTTP Error 404: Not Found'$"
+    uncaptioned = {field: value for field, value in record.items() if field != "caption"}
+    for given in (record, {**record, "caption": None}, uncaptioned):
+        with pytest.raises(RecordError, match=reason):
+            parse({**given, **failed})
+    with pytest.raises(RecordError, match=reason):
+        parse({**uncaptioned, **failed}, layout="caption")
+    with pytest.raises(RecordError, match="field 'caption' must be a string, not null"):
+        parse({**record, "caption": None})
 
 
 def test_a_list_of_records_stays_together() -> None:

@@ -227,6 +227,8 @@ def good_records(draw: st.DrawFn) -> dict[str, Any]:
                 {"text_list": [other, text], "image_info": None},
                 {"text_list": [other], "image_info": [{"image_name": "a"}]},
                 {"caption": other, "key": "7", "status": "success"},
+                {"caption": None, "key": "7", "status": "failed", "error_message": other},
+                {"key": "7", "status": "failed", "error_message": other},
                 {"text": text},
             ]
         )

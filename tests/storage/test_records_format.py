@@ -26,7 +26,7 @@ from dataservice.storage.sources import RecordFormat
     [
         (llava(question="<image><image>", image="a"), "2 placeholders '<image>', 1 image"),
         (llava(question="<image>", images=["a", "b"]), "1 placeholder '<image>', 2 images"),
-        (llava(image="a"), "no placeholders '<image>', 1 image"),
+        (llava(image="a"), "no placeholders '<image>', 1 image; `mismatch: front` of the source"),
         (llava(question="<image>"), "1 placeholder '<image>', no images"),
         ({"text": "<image>"}, "1 placeholder '<image>', no images"),
         ({"caption": "<image> <image>", "image": "a"}, "2 placeholders '<image>', 1 image"),
@@ -47,7 +47,7 @@ def test_in_front_means_of_the_first_turn_of_the_user() -> None:
     assert pieces(record) == [("system",), ("", "human"), ("gpt",)]
     record = parse({"conversations": turns[2:], "image": "a"}, mismatch="front")
     assert pieces(record) == [("", "gpt")]
-    with pytest.raises(RecordError, match="no placeholders '<image>', 2 images"):
+    with pytest.raises(RecordError, match=r"no placeholders '<image>', 2 images$"):
         parse({"conversations": turns, "image": ["a", "b"]}, mismatch="front")
     bare = [{"role": "user", "content": [{"type": "text", "text": "Hi."}]}]
     assert pieces(parse({"messages": bare, "image": "a"}, mismatch="front")) == [("", "Hi.")]

@@ -11,9 +11,11 @@ from support.web_server import WebServer, web_server
 
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
+from dataservice.storage.listing import list_source
 from dataservice.storage.objects import ShardReader, Store
 from dataservice.storage.remote import FsspecBackend
 from dataservice.storage.remote.ranges import SKIPPED_MOST
+from dataservice.storage.sources import SourceFiles
 
 CONTENT = bytes(range(256)) * 100
 MONDAY = "Mon, 02 Nov 2026 10:00:00 GMT"
@@ -70,12 +72,23 @@ def test_names_and_listings(server: WebServer, store: Store) -> None:
     page = b'<html><a href="b.jsonl">b</a> <a href="a%20b.jsonl">a</a> <a href="c.zip">c</a></html>'
     server.files |= {"/docs/": page, "/docs/b.jsonl": b"1", "/docs/a%20b.jsonl": b"22"}
     server.headers |= {"Content-Type": "text/html"}
-    found = store.glob(server.url + "/docs/*.jsonl", deadline_s=10)
+    found = list(store.glob(server.url + "/docs/*.jsonl", deadline_s=10))
     assert found == [server.url + "/docs/a%20b.jsonl", server.url + "/docs/b.jsonl"]
     assert store.read(found[0], 0, 9, deadline_s=10) == b"22"
     assert store.read(server.url + "/docs/a b.jsonl", 0, 9, deadline_s=10) == b"22"
-    assert store.glob(server.url + "/a.zip?v=1", deadline_s=10) == [server.url + "/a.zip?v=1"]
-    assert store.glob(server.url + "/none.zip", deadline_s=10) == []
+    assert list(store.glob(server.url + "/a.zip?v=1", deadline_s=10)) == [server.url + "/a.zip?v=1"]
+    assert list(store.glob(server.url + "/none.zip", deadline_s=10)) == []
+
+
+def test_archives_beside_record_files_are_asked_for_by_name(
+    server: WebServer, store: Store
+) -> None:
+    server.files |= {f"/docs/{n}.jsonl": b"{}" for n in range(10)} | {"/docs/7.zip": b"x"}
+    records = tuple(f"{server.url}/docs/{n}.jsonl?v=1" for n in range(10))
+    found = list_source(SourceFiles(name="s", records=records), store, deadline_s=10)
+    assert [len(some) for some in found.beside] == [*[0] * 7, 1, 0, 0]
+    assert found.beside[7][0].url == f"{server.url}/docs/7.zip"
+    assert "GET /docs/" not in server.requests and "GET /docs/9.tar" in server.requests
 
 
 def test_a_server_without_ranges_gives_the_beginning_of_a_file(

@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import StaleIndexError, StorageError
+from dataservice.storage.listing import SourceListing, list_source
 from dataservice.storage.objects import ShardReader, Store
 from dataservice.storage.remote import FsspecBackend, backend
+from dataservice.storage.sources import SourceFiles
 
 NOON = datetime(2026, 11, 2, 12, tzinfo=UTC)
 
@@ -43,9 +46,36 @@ class Told(fsspec.AbstractFileSystem):
         return b"0123456789"[start:end]
 
 
+class Counted(MemoryFileSystem):
+    """Counts what is asked of it; the times in its listings are `late` seconds later."""
+
+    protocol = "counted"
+    calls: ClassVar[list[str]] = []
+    late: ClassVar[int] = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("counted://"))
+
+    def info(self, path: str, **options: object) -> dict[str, Any]:
+        Counted.calls.append(f"info {path}")
+        return super().info(path, **options)
+
+    def ls(self, path: str, detail: bool = True, **options: object) -> list[Any]:
+        Counted.calls.append(f"ls {path}")
+        found = super().ls(path, detail=True, **options)
+        return [{**info, "created": info.get("created", 0) + self.late} for info in found]
+
+    def find(self, path: str, *args: Any, **options: Any) -> Any:
+        Counted.calls.append(f"find {path}")
+        found = super().find(path, *args, **options)
+        return {n: {**i, "created": i.get("created", 0) + self.late} for n, i in found.items()}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> None:
     fsspec.register_implementation("told", Told, clobber=True)
+    fsspec.register_implementation("counted", Counted, clobber=True)
 
 
 @pytest.fixture
@@ -75,7 +105,7 @@ def test_no_listing_is_kept(store: Store) -> None:
     assert store.stat("told://dir/a", deadline_s=5).size_bytes == 10
     Told.told = {"size": 11}
     assert store.stat("told://dir/a", deadline_s=5).size_bytes == 11
-    assert store.glob("told://dir/*", deadline_s=5) == ["told://dir/a"]
+    assert list(store.glob("told://dir/*", deadline_s=5)) == ["told://dir/a"]
 
 
 def test_a_change_shows_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +159,33 @@ def test_a_missing_client_library_is_named(monkeypatch: pytest.MonkeyPatch, stor
 def test_an_unknown_protocol_is_named(store: Store) -> None:
     with pytest.raises(StorageError, match="nosuch"):
         store.stat("nosuch://a/b", deadline_s=5)
+
+
+def listed_with_archives(store: Store, folder: str, count: int) -> SourceListing:
+    files = fsspec.filesystem("counted")
+    for number in range(count):
+        for suffix in ("jsonl", "zip"):
+            files.pipe_file(f"/{folder}/{number}.{suffix}", b"x" * number)
+    Counted.calls.clear()
+    source = SourceFiles(name="s", records=(f"counted://{folder}/*.jsonl",))
+    found = list_source(source, store, deadline_s=5)
+    assert [len(some) for some in found.beside] == [1] * count
+    return found
+
+
+def test_more_record_files_take_no_more_calls(store: Store) -> None:
+    needed = []
+    for count in (10, 40):
+        listed_with_archives(store, f"count/{count}", count)
+        needed.append(len(Counted.calls))
+    assert needed[0] == needed[1] < 10
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_listed_version_is_that_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, store: Store, late: int
+) -> None:
+    monkeypatch.setattr(Counted, "late", late)
+    found = listed_with_archives(store, f"late/{late}", 10)
+    for file in (*found.records, *(some[0] for some in found.beside)):
+        assert file.stat == store.stat(file.url, deadline_s=5)

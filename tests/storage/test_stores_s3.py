@@ -22,8 +22,10 @@ from support.s3_server import (
 
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import DataServiceError, StaleIndexError, StorageError, StorageTimeout
+from dataservice.storage.listing import list_source
 from dataservice.storage.objects import ShardReader, Store, read_chunks
 from dataservice.storage.remote import FsspecBackend
+from dataservice.storage.sources import SourceFiles
 
 CONTENT = bytes(range(256)) * 100
 
@@ -101,32 +103,53 @@ def test_what_is_not_there(store: Store) -> None:
             store.stat(url, deadline_s=10)
         with pytest.raises(FileNotFoundError, match=url):
             store.read(url, 0, 1, deadline_s=10)
-        assert store.glob(url, deadline_s=10) == []
+        assert list(store.glob(url, deadline_s=10)) == []
 
 
 def test_folders_and_listings(store: Store) -> None:
     assert store.stat("s3://data/docs", deadline_s=10).is_folder
     assert store.stat("s3://data/docs/", deadline_s=10).is_folder
     assert store.stat("s3://data", deadline_s=10).is_folder
-    assert store.glob("s3://data/docs/*.jsonl", deadline_s=10) == [
+    assert list(store.glob("s3://data/docs/*.jsonl", deadline_s=10)) == [
         "s3://data/docs/a b.jsonl",
         "s3://data/docs/b.jsonl",
         "s3://data/docs/x[1]*.jsonl",
     ]
     assert "s3://data/docs/deep/c.jsonl" in store.glob("s3://data/**/*.jsonl", deadline_s=10)
-    assert store.glob("s3://data/docs/x[1]*.jsonl", deadline_s=10) == ["s3://data/docs/x[1]*.jsonl"]
+    assert list(store.glob("s3://data/docs/x[1]*.jsonl", deadline_s=10)) == [
+        "s3://data/docs/x[1]*.jsonl"
+    ]
     assert store.read("s3://data/docs/a b.jsonl", 0, 9, deadline_s=10) == b"{}\n"
 
 
 def test_no_listing_is_kept(server: S3Server, store: Store) -> None:
     assert len(store.glob("s3://data/fresh/*", deadline_s=10)) == 0
     put(server, "data", "fresh/a", b"1")
-    assert store.glob("s3://data/fresh/*", deadline_s=10) == ["s3://data/fresh/a"]
+    assert list(store.glob("s3://data/fresh/*", deadline_s=10)) == ["s3://data/fresh/a"]
     assert store.stat("s3://data/fresh/a", deadline_s=10).size_bytes == 1
     put(server, "data", "fresh/a", b"22")
     put(server, "data", "fresh/b", b"1")
     assert store.stat("s3://data/fresh/a", deadline_s=10).size_bytes == 2
     assert len(store.glob("s3://data/fresh/*", deadline_s=10)) == 2
+
+
+def test_more_record_files_take_no_more_requests(server: S3Server, store: Store) -> None:
+    needed = []
+    for folder, count in (("some", 10), ("many", 40)):
+        for number in range(count):
+            put(server, "data", f"{folder}/p{number}.jsonl", b"{}" * number)
+            put(server, "data", f"{folder}/p{number}.{('zip', 'tar')[number % 2]}", b"x" * number)
+        for pattern in ("*.jsonl", "p*.jsonl"):
+            source = SourceFiles(name="s", records=(f"s3://data/{folder}/{pattern}",))
+            server.count_from_here()
+            found = list_source(source, store, deadline_s=20)
+            needed.append(len(server.requests))
+            assert len(found.records) == count
+            files = [*found.records, *(file for some in found.beside for file in some)]
+            assert len(files) == 2 * count
+            for file in files:
+                assert file.stat == store.stat(file.url, deadline_s=10)
+    assert needed[:2] == needed[2:] and max(needed) < 10
 
 
 def test_a_shard_that_changed_after_indexing_is_named(

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from dataservice.config.mixtures import energon, named, onevision
@@ -23,6 +24,8 @@ _FORMATS: tuple[tuple[Callable[[object], bool], Callable[[MixtureFile], list[Par
     (named.is_qwen, named.qwen_parts),
 )
 _USE = re.compile(r"(.+?)(?:%(\d{1,3}))?")
+_LOOK_BYTES = 64 * 1024
+_OBJECT_OF_OBJECTS = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -42,6 +45,40 @@ def expand_mixture(
     parts, all of them when empty; "name%50" takes that random share. `base_dir`: where relative
     paths go on that name nothing below the file's own folder. Raises ConfigError.
     """
+    file, parts = _parts(path, use, base_dir)
+    _check_kind_of_run(file, parts, endless=endless, weight_by=weight_by)
+    common = {"images": list(images), "strip_prefix": strip_prefix}
+    return _sections(parts, common, endless=endless)
+
+
+def named_sources(path: str, *, images: Sequence[str], base_dir: str) -> list[dict[str, Any]]:
+    """As `expand_mixture`, without what only a run needs: shares and repetitions."""
+    _, parts = _parts(path, (), base_dir)
+    plain = [replace(part, weight=None, repeat=Fraction(1)) for part in parts]
+    return _sections(plain, {"images": list(images)}, endless=False)
+
+
+def is_mixture(content: object) -> bool:
+    """Whether the content of a JSON or YAML file is that of a mixture, be it a wrong one."""
+    return any(fits(content) for fits, _ in _FORMATS)
+
+
+def is_mixture_file(path: str) -> bool:
+    """Whether a local .json, .yaml or .yml is a mixture. Of a JSON file with records only the
+    beginning is read."""
+    if not path.endswith((".json", ".yaml", ".yml")) or not os.path.isfile(path):
+        return False
+    try:
+        if path.endswith(".json"):
+            with open(path, "rb") as file:
+                if not _OBJECT_OF_OBJECTS.match(file.read(_LOOK_BYTES)):
+                    return False
+        return is_mixture(read_file(path, ()).content)
+    except (OSError, ConfigError):
+        return False
+
+
+def _parts(path: str, use: Sequence[str], base_dir: str) -> tuple[MixtureFile, list[Part]]:
     if "://" in path:
         raise ConfigError(f"mixture: {path} should be a local file; its records may lie elsewhere")
     file = read_file(path, (os.path.dirname(path), base_dir))
@@ -55,9 +92,7 @@ def expand_mixture(
         )
     parts = _used(file, reader(file), use)
     file.report()
-    _check_kind_of_run(file, parts, endless=endless, weight_by=weight_by)
-    common = {"images": list(images), "strip_prefix": strip_prefix}
-    return _sections(parts, common, endless=endless)
+    return file, parts
 
 
 def _used(file: MixtureFile, parts: list[Part], use: Sequence[str]) -> list[Part]:

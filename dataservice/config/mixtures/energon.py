@@ -56,7 +56,8 @@ class _Above:
 
 def is_energon(content: object) -> bool:
     return isinstance(content, dict) and (
-        isinstance(content.get("splits"), dict) or "etadataset" in str(content.get("__class__"))
+        isinstance(content.get("splits"), dict)
+        or (isinstance(name := content.get("__class__"), str) and "etadataset" in name)
     )
 
 

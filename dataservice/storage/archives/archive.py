@@ -6,7 +6,6 @@ picture only headers are read, once a build; a member that is refused says why.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from dataservice.errors import ArchiveError, DataError, StaleIndexError
 from dataservice.storage import tars, zips
 from dataservice.storage.archives.access import Access
 from dataservice.storage.archives.name_blocks import NameBlocks, NameWriter
+from dataservice.storage.index_folder import name_by_digest
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.manifest import INDEX_VERSION, ArchiveEntry, TableFile
 from dataservice.storage.members import probe_place
@@ -37,7 +37,7 @@ _NAMES_AT_ONCE = 4096
 def archive_key(file: FoundFile) -> str:
     """Names the index files of one version of an archive."""
     text = f"{INDEX_VERSION}\0{file.url}\0{file.stat.size_bytes}\0{file.stat.mtime_ns}"
-    return ARCHIVE_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:24]
+    return name_by_digest(ARCHIVE_PREFIX, text)
 
 
 class Archive:

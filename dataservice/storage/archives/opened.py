@@ -6,7 +6,6 @@ its finder; what is bad as a whole is searched no further and says why.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,6 +18,7 @@ from dataservice.storage.archives.finder import Group, ImageFinder
 from dataservice.storage.archives.folder import Folder
 from dataservice.storage.archives.lookup import Lookup
 from dataservice.storage.fingerprints import ArchiveIdentity, identity_of
+from dataservice.storage.index_folder import name_by_digest
 from dataservice.storage.listing import FoundFile
 from dataservice.storage.objects import Store
 from dataservice.storage.sources import SourceFiles
@@ -128,4 +128,4 @@ class Archives:
 def lookup_name(archives: Sequence[Archive]) -> str:
     """File name of the lookup of archives that follow one another: LOOKUP_PREFIX and a digest."""
     keys = "\0".join(archive.key for archive in archives)
-    return LOOKUP_PREFIX + hashlib.sha256(keys.encode()).hexdigest()[:24]
+    return name_by_digest(LOOKUP_PREFIX, keys)

@@ -89,7 +89,9 @@ class Blocks:
         file, block = key
         source, shard = self._shards[file]
         rows = self._rows(file, shard, block)
-        offsets = self._offsets(file, shard).columns
+        table = self._offsets(file, shard)
+        offsets = table.columns
+        at_end = len(rows) > 0 and rows[-1] == table.num_rows - 1
         return BlockPlace(
             file=file,
             block=block,
@@ -97,6 +99,7 @@ class Blocks:
             offset=offsets["offset"].take(rows).astype(np.uint64),
             length=offsets["length"].take(rows).astype(np.uint32),
             beside=shard.beside,
+            unread=table.meta["unread"] if at_end else "",
         )
 
     def keep(self, key: Key, payload: bytes) -> Kept | None:

@@ -9,7 +9,6 @@ files that are scanned at once, 12 bytes a record.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from dataservice.storage.fingerprints import (
     RecordFileIdentity,
     source_fingerprint,
 )
-from dataservice.storage.index_folder import remove_unused, take_folder
+from dataservice.storage.index_folder import name_by_digest, remove_unused, take_folder
 from dataservice.storage.lazy.manifest import (
     BLOCKS_PREFIX,
     LAZY_VERSION,
@@ -180,7 +179,7 @@ class _Scan:
 
     def _record_file(self, file: FoundFile) -> _Scanned:
         parts = [LAZY_VERSION, INDEX_VERSION, file.url, file.stat.size_bytes, file.stat.mtime_ns]
-        key = OFFSETS_PREFIX + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+        key = name_by_digest(OFFSETS_PREFIX, json.dumps(parts))
         path = os.path.join(self._index_dir, key + ".arrow")
         try:
             return _scanned(path, reused=True)
@@ -193,7 +192,11 @@ class _Scan:
             path,
             OFFSETS,
             {"offset": offsets.offset, "length": offsets.length},
-            extra={"crc32": offsets.crc32, "unpacked_bytes": offsets.unpacked_bytes},
+            extra={
+                "crc32": offsets.crc32,
+                "unpacked_bytes": offsets.unpacked_bytes,
+                "unread": offsets.unread,
+            },
         )
         return _scanned(path, reused=False)
 

@@ -62,6 +62,8 @@ class BlockPlace:
     length: NDArray[np.uint32]
     beside: tuple[FoundFile, ...]
     """Archives of the record file's own stem."""
+    unread: str = ""
+    """Of which the last record stands for the rest of its file: why that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +192,8 @@ class BlockCounter:
             problem = ""
             data: bytes | None = None
             if length == 0:
-                problem = "the rest of the file from here on cannot be read"
+                is_last = number == len(offsets) - 1
+                problem = (is_last and place.unread) or "the row cannot be read as a record"
             elif length > MAX_LINE_BYTES:
                 problem = f"the record has {length} bytes, more than the limit of {MAX_LINE_BYTES}"
             else:

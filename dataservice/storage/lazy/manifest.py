@@ -17,6 +17,7 @@ import msgspec
 
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import StaleIndexError
+from dataservice.storage.index_folder import name_by_digest
 from dataservice.storage.lazy.block import num_blocks
 from dataservice.storage.lazy.block_store import BlockFileName
 from dataservice.storage.listing import FoundFile, files_key
@@ -25,7 +26,7 @@ from dataservice.storage.sources import SourceFiles
 from dataservice.storage.tables import write_bytes
 from dataservice.storage.taking import Taken
 
-LAZY_VERSION = 1
+LAZY_VERSION = 2
 LAZY_NAME = "lazy.json"
 BLOCKS_PREFIX = "blocks-"
 
@@ -113,7 +114,7 @@ def blocks_name(files: SourceFiles, shard: LazyShard, roots: str, counter: str) 
         [shard.url, shard.size_bytes, shard.mtime_ns, shard.crc32],
         [files_key(shard.beside), roots],
     ]
-    return BLOCKS_PREFIX + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    return name_by_digest(BLOCKS_PREFIX, json.dumps(parts))
 
 
 def write_lazy_manifest(index_dir: str, manifest: LazyManifest) -> LazyManifest:

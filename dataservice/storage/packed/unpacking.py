@@ -19,8 +19,9 @@ from isal import igzip_lib
 
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import RecordError
+from dataservice.storage.backends import without_query
 from dataservice.storage.packed.feed import INFLATE_ERROR, PIECE_BYTES, SLICE_BYTES, Feed
-from dataservice.storage.packed.zip_stream import unzip
+from dataservice.storage.packed.zip_stream import LeftOut, unzip
 
 PACKINGS = ("gz", "zst", "zip")
 """Those whose places count in the unpacked content."""
@@ -32,8 +33,7 @@ RATIO_FROM_BYTES = 64 * 1024 * 1024
 
 def packing_of(url: str) -> str:
     """How a record file of that name is packed: "", "gz", "zst", "zip" or "parquet"."""
-    path = url.split("?", 1)[0] if "://" in url else url
-    suffix = posixpath.splitext(path)[1][1:].lower()
+    suffix = posixpath.splitext(without_query(url))[1][1:].lower()
     return suffix if suffix in (*PACKINGS, "parquet") else ""
 
 
@@ -41,7 +41,7 @@ def unpacked(packing: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
     """The content of a file of that packing, from its bytes in order.
 
     A packing other than gz, zst and zip gives the chunks as they are. Raises RecordError where the
-    file is damaged, cut off, or no such file.
+    file is damaged, cut off, or no such file; LeftOut behind the content of one that holds more.
     """
     if packing not in PACKINGS:
         yield from chunks
@@ -62,6 +62,8 @@ def unpacked(packing: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
     except RecordError as error:
         if held:
             yield b"".join(held)
+        if isinstance(error, LeftOut):
+            raise
         done = done_bytes + held_bytes
         raise RecordError(f"{error.reason} (after {done} bytes of content)") from error
     if held:

@@ -1,14 +1,16 @@
 """The record file in a zip, read from front to end by local headers (APPNOTE 4.3.7).
 
 Invariants: stored and deflated members only, size and CRC-32 checked; of the members whose names
-end with .jsonl or .json only one may be there, folders and other files are passed over; a second
-one, encryption and whatever else cannot be read is a RecordError that names the member.
+end with .jsonl or .json the first is read, folders and other files are passed over; more of them
+are `LeftOut`, raised behind the first one's content; encryption and whatever else cannot be read is
+a RecordError that names the member.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from isal import igzip_lib, isal_zlib
@@ -21,7 +23,12 @@ _LOCAL, _DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 _AFTER_MEMBERS = (b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06")
 _HEADER = struct.Struct("<5H3L2H")
 _STORED, _DEFLATED = 0, 8
+_SHOWN = 3
 _FULL = 0xFFFFFFFF
+
+
+class LeftOut(RecordError):
+    """What was wanted was read to its end; the reason says what else is there and is not read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +56,7 @@ def unzip(feed: Feed) -> Iterator[bytes]:
     found = ""
     while member := _next_member(feed):
         if member.is_record_file and found:
-            raise RecordError(
-                f"the zip holds more than one record file: {member.name} is not read, only {found}"
-            )
+            raise LeftOut(_more_than(found, [member.name, *_others(feed, member)]))
         if member.is_record_file:
             found = member.name
             yield from _content(feed, member)
@@ -59,7 +64,30 @@ def unzip(feed: Feed) -> Iterator[bytes]:
             for _ in _content(feed, member):
                 pass
     if not found:
-        raise RecordError(f"the zip holds no record file ({', '.join(RECORD_SUFFIXES)})")
+        raise RecordError(
+            f"the zip holds no record file ({', '.join(RECORD_SUFFIXES)}); an archive of images "
+            "goes into `images` of the source"
+        )
+
+
+def _others(feed: Feed, member: _Member | None) -> Iterator[str]:
+    """The names of the record files behind that member, as far as they can be read."""
+    with suppress(RecordError):
+        while member:
+            for _ in _content(feed, member):
+                pass
+            member = _next_member(feed)
+            if member and member.is_record_file:
+                yield member.name
+
+
+def _more_than(found: str, others: list[str]) -> str:
+    names = ", ".join(others[:_SHOWN])
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    return (
+        f"the zip holds more than one record file, and only {found} is read, not {names}{more}; "
+        "unpack it, or give each file a zip of its own"
+    )
 
 
 def _next_member(feed: Feed) -> _Member | None:

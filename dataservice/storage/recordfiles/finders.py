@@ -50,6 +50,10 @@ class Finder(Protocol):
     def open_start(self) -> int:
         """Where the record that has not ended yet begins; nothing before it is needed again."""
 
+    @property
+    def next_number(self) -> int:
+        """Of the record that would come next."""
+
     def feed(self, chunk: bytes) -> Found:
         """Takes the next bytes of the content."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dataservice.storage.backends import without_query
 from dataservice.storage.packed.unpacking import packing_of
 from dataservice.storage.recordfiles.finders import (
     BYTE_ORDER_MARK,
@@ -32,7 +33,7 @@ _INSIDE = b'",]}'
 
 
 def finder_for(url: str) -> Finder:
-    path = url.split("?", 1)[0] if "://" in url else url
+    path = without_query(url)
     if packing_of(path):
         path = path.rpartition(".")[0]
     if path.lower().endswith(".json"):
@@ -52,6 +53,10 @@ class _HeadFinder:
     @property
     def open_start(self) -> int:
         return self._finder.open_start if self._finder else 0
+
+    @property
+    def next_number(self) -> int:
+        return self._finder.next_number if self._finder else 1
 
     def feed(self, chunk: bytes) -> Found:
         if self._finder:

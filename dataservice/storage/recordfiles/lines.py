@@ -28,6 +28,10 @@ class LineFinder:
     def open_start(self) -> int:
         return self._start
 
+    @property
+    def next_number(self) -> int:
+        return self._number + 1
+
     def feed(self, chunk: bytes) -> Found:
         if self._blank and chunk.isspace():
             return self._pass_over(chunk)
@@ -71,6 +75,7 @@ class LineFinder:
         stop = self._position - self._last_is_cr
         if self._blank:
             return NONE_FOUND, None
+        self._number = number
         return Found(*(np.array([n], np.int64) for n in (number, self._start, stop))), None
 
     def _extend(self, part: bytes) -> None:

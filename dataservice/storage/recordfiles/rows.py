@@ -13,6 +13,8 @@ from dataservice.errors import RecordError, StorageError
 from dataservice.storage.jsonl import Line
 from dataservice.storage.objects import ObjectStore
 from dataservice.storage.parquet import ParquetTable
+from dataservice.storage.recordfiles.foreign import why_no_records
+from dataservice.storage.signatures import HEAD_BYTES, container_format, described
 
 
 class RowScan:
@@ -26,17 +28,31 @@ class RowScan:
         self.crc32 = 0
         """Of the footer."""
         self.size_bytes = size_bytes
+        self.unread = ""
+        """Why the file was not read to its end, after that."""
 
     def lines(self) -> Iterator[Line]:
         row = 0
+        lost = ""
         try:
-            table = ParquetTable(self._read, self.size_bytes)
+            table = self._table()
+            lost = "; this row of the file and all behind it are lost and could not be counted"
             self.crc32 = table.footer_crc32
             for record in table.records():
                 yield self._line(row, record)
                 row += 1
         except RecordError as error:
-            yield Line(row + 1, row, 0, None, error.reason)
+            self.unread = error.reason + lost
+            yield Line(row + 1, row, 0, None, self.unread)
+
+    def _table(self) -> ParquetTable:
+        try:
+            return ParquetTable(self._read, self.size_bytes)
+        except RecordError:
+            head = self._read(0, min(HEAD_BYTES, self.size_bytes))
+            if described(head) is None or container_format(head) == "parquet":
+                raise
+            raise RecordError(why_no_records(self._url, head)) from None
 
     def _line(self, row: int, data: bytes | RecordError) -> Line:
         if isinstance(data, RecordError):

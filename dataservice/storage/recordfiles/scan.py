@@ -36,10 +36,12 @@ class Offsets:
     crc32: int
     """Of the file's stored bytes."""
     unpacked_bytes: int
+    unread: str
+    """As of a `RecordScan`."""
 
 
 class RecordScan:
-    """`batches` once; `crc32` and `unpacked_bytes` hold after its end."""
+    """`batches` once; `crc32`, `unpacked_bytes` and `unread` hold after its end."""
 
     def __init__(
         self,
@@ -67,6 +69,12 @@ class RecordScan:
     def unpacked_bytes(self) -> int:
         return self._content.size_bytes
 
+    @property
+    def unread(self) -> str:
+        """What of the file is lost and why, for a person: also the reason of the last record. Empty
+        where all was read."""
+        return self._content.unread
+
     def batches(self, num: int = 256) -> Iterator[list[Line]]:
         """At most `num` records each. Raises StorageError and FileNotFoundError."""
         batch: list[Line] = []
@@ -90,7 +98,7 @@ class RecordScan:
         for block in content.blocks():
             yield from held.lines(finder.feed(block), block)
             held.keep(block, finder.open_start)
-        found, problem = finder.end(content.damage)
+        found, problem = content.end(finder)
         yield from held.lines(found, b"")
         if problem:
             yield Line(problem.number, problem.offset, 0, None, problem.reason)
@@ -156,7 +164,7 @@ def scan_offsets(store: ObjectStore, url: str, size_bytes: int, *, deadline_s: f
         found = finder.feed(block)
         starts.append(found.starts)
         lengths.append(found.stops - found.starts)
-    found, problem = finder.end(content.damage)
+    found, problem = content.end(finder)
     starts.append(found.starts)
     lengths.append(found.stops - found.starts)
     if problem:
@@ -167,6 +175,7 @@ def scan_offsets(store: ObjectStore, url: str, size_bytes: int, *, deadline_s: f
         length=np.minimum(np.concatenate(lengths), _LARGEST_LENGTH).astype(np.uint32),
         crc32=content.crc32,
         unpacked_bytes=content.size_bytes,
+        unread=content.unread,
     )
 
 
@@ -177,7 +186,7 @@ def count_records(store: ObjectStore, url: str, size_bytes: int, *, deadline_s: 
     finder = finder_for(url)
     content = Content(store, url, size_bytes, deadline_s=deadline_s)
     count = sum(len(finder.feed(block).starts) for block in content.blocks())
-    found, problem = finder.end(content.damage)
+    found, problem = content.end(finder)
     return count + len(found.starts) + (problem is not None)
 
 
@@ -188,4 +197,5 @@ def _row_offsets(scan: RecordScan) -> Offsets:
         length=np.minimum(np.array(lengths, np.int64), _LARGEST_LENGTH).astype(np.uint32),
         crc32=scan.crc32,
         unpacked_bytes=scan.unpacked_bytes,
+        unread=scan.unread,
     )

@@ -42,6 +42,10 @@ class ValueFinder:
             return self._start
         return self._position if self._closed or self._other.start < 0 else self._other.start
 
+    @property
+    def next_number(self) -> int:
+        return self._number + 1
+
     def feed(self, chunk: bytes) -> Found:
         base, length = self._position, len(chunk)
         self._position += length

@@ -32,6 +32,7 @@ TOP_FIELDS = (
     "image_name",
     "key",
     "status",
+    "error_message",
     "width",
     "height",
     "width_list",

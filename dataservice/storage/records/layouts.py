@@ -39,9 +39,12 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     """Without a placeholder, the listed images stand in front."""
     literal: bool = False
     """The layout itself says where images stand; its text holds no placeholders."""
+    keyed: bool = False
+    """The listed image is called by the record's key; its suffix may be another."""
 
 
 _MISSING = object()
+_LONGEST_ERROR = 120
 _RECOGNISED = (
     ("conversations", "llava"),
     ("messages", "messages"),
@@ -99,6 +102,8 @@ class LayoutReader:
                     pairs = isinstance(texts, list) and any(isinstance(t, dict) for t in texts)
                     return "finevision" if pairs else "obelics"
                 return layout
+        if self._has_failed(fields) and self._top["key"] in fields:
+            return "caption"  # img2dataset leaves out a caption that it was not given
         known = ", ".join(f"'{self._top[field] or field}'" for field, _ in _RECOGNISED)
         raise RecordError(f"unknown layout: none of the fields {known}")
 
@@ -116,14 +121,22 @@ class LayoutReader:
 
     def _read_caption(self, fields: Fields) -> Draft:
         """Also img2dataset's: its images are called by key, and have a status."""
-        caption = self._string(fields, self._top, "caption")
-        status = fields.get(self._top["status"])
-        if isinstance(status, str) and status != "success":
+        if self._has_failed(fields):
+            said = fields.get(self._top["error_message"])
+            because = f": {quoted(said, _LONGEST_ERROR)}" if isinstance(said, str) and said else ""
+            name = self._top["status"]
             raise RecordError(
-                f"field '{self._top['status']}' is {quoted(status)}: the image was not fetched"
+                f"field '{name}' is {quoted(fields[name])}, the image was not fetched{because}"
             )
-        listed = self._listed(fields) or self._named(fields)
-        return Draft([("text", caption)], listed, front=True)
+        caption = self._string(fields, self._top, "caption")
+        listed = self._listed(fields)
+        keyed = not listed and not fields.get(self._top["image_name"])
+        return Draft([("text", caption)], listed or self._named(fields), front=True, keyed=keyed)
+
+    def _has_failed(self, fields: Fields) -> bool:
+        """As img2dataset says of a record whose image it could not get."""
+        status = fields.get(self._top["status"])
+        return isinstance(status, str) and status != "success"
 
     def _read_finevision(self, fields: Fields) -> Draft:
         turns: list[tuple[Role, Content]] = []

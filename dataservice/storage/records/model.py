@@ -40,3 +40,5 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     which stay together."""
     sizes: tuple[Size | None, ...] = ()
     """By image, as the record says; None where it says nothing that can be."""
+    keyed: bool = False
+    """Its images are called by the records' keys and ".jpg"; another suffix may be theirs."""

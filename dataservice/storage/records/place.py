@@ -96,8 +96,11 @@ class Placer:
         named = [want for want in wanted if isinstance(want, str)]
         places = len(wanted) - len(named)
         if places != len(listed):
+            one_in_front = not wanted and len(listed) == 1
+            remedy = "; `mismatch: front` of the source puts it in front" if one_in_front else ""
             raise RecordError(
-                f"{_count(places, 'placeholder')} {self._called}, {_count(len(listed), 'image')}"
+                f"{_count(places, 'placeholder')} {self._called}, "
+                f"{_count(len(listed), 'image')}{remedy}"
             )
         if not places:
             return named, None

@@ -25,8 +25,8 @@ from dataservice.storage.sources import RecordFormat
 
 DEFAULT_FORMAT = RecordFormat()
 
-_Part = tuple[str, Sequence[Turn], Sequence[str], Sequence[Size | None]]
-"""Layout, turns, images and sizes of one document."""
+_Part = tuple[str, Sequence[Turn], Sequence[str], Sequence[Size | None], bool]
+"""Layout, turns, images, sizes and `keyed` of one document."""
 
 
 class RecordReader:
@@ -62,18 +62,25 @@ class RecordReader:
             return self._several(value)
         if type(value) is not dict:
             raise RecordError(f"a record must be a JSON object, not {kind(value)}")
-        layout, turns, images, sizes = self._part(value)
-        return Record(layout=layout, turns=tuple(turns), images=tuple(images), sizes=tuple(sizes))
+        layout, turns, images, sizes, keyed = self._part(value)
+        return Record(
+            layout=layout,
+            turns=tuple(turns),
+            images=tuple(images),
+            sizes=tuple(sizes),
+            keyed=keyed,
+        )
 
     def _part(self, fields: dict[str, Any]) -> _Part:
         layout, draft = self._layouts.read(fields)
         turns, images, order = self._placer.place(draft)
         if not images:
-            return layout, turns, (), ()
+            return layout, turns, (), (), False
         if order is None:
-            return layout, turns, images, self._sizes.read(fields, len(images))
+            return layout, turns, images, self._sizes.read(fields, len(images)), draft.keyed
         listed = self._sizes.read(fields, len(draft.listed))
-        return layout, turns, images, [None if i is None else listed[i] for i in order]
+        sizes = [None if i is None else listed[i] for i in order]
+        return layout, turns, images, sizes, draft.keyed
 
     def _several(self, values: list[Any]) -> Record:
         """A list of records is one record of several documents."""
@@ -84,18 +91,20 @@ class RecordReader:
         sizes: list[Size | None] = []
         starts: list[int] = []
         layouts: list[str] = []
+        keyed = False
         for number, value in enumerate(values):
             where = f"record {number} of a list"
             if type(value) is not dict:
                 raise RecordError(f"{where} must be a JSON object, not {kind(value)}")
             try:
-                layout, more_turns, more_images, more_sizes = self._part(value)
+                layout, more_turns, more_images, more_sizes, more_keyed = self._part(value)
             except RecordError as error:
                 raise RecordError(f"{where}: {error.reason}") from None
             starts.append(len(turns))
             turns += more_turns
             images += more_images
             sizes += more_sizes
+            keyed |= more_keyed
             layouts.append(layout)
             if layout != layouts[0]:
                 raise RecordError(f"{where} has the layout {layout}, the first has {layouts[0]}")
@@ -107,6 +116,7 @@ class RecordReader:
             images=tuple(images),
             starts=tuple(starts),
             sizes=tuple(sizes),
+            keyed=keyed,
         )
 
 

@@ -22,6 +22,8 @@ from dataservice.storage.remote.loop import LoopThread, keep_unused
 from dataservice.storage.remote.ranges import version_stat
 
 T = TypeVar("T")
+Listed = Callable[[dict[str, Any]], ObjectStat | None]
+"""What an entry of a listing says of a file; None: not enough."""
 
 
 class RangedStore(Protocol):
@@ -30,6 +32,12 @@ class RangedStore(Protocol):
     def options(self, configured: dict[str, Any]) -> dict[str, Any]: ...
 
     async def stat(self, filesystem: Any, path: str) -> ObjectStat: ...
+
+    def listed(self, info: dict[str, Any]) -> ObjectStat | None: ...
+
+    async def list_folder(
+        self, filesystem: Any, path: str, prefix: str
+    ) -> list[dict[str, Any]] | None: ...
 
     async def read(
         self, filesystem: Any, path: str, offset: int, size: int
@@ -83,15 +91,37 @@ class FsspecBackend:
     def forget(self, url: str) -> None:
         self._seen.pop(url, None)
 
-    def glob(self, pattern: str) -> list[str]:
+    def glob(self, pattern: str) -> dict[str, ObjectStat | None]:
         try:
-            if not self.stat(pattern).is_folder:
-                return [pattern]
+            stat = self.stat(pattern)
+            if not stat.is_folder:
+                return {pattern: stat}
         except FileNotFoundError:
             pass
-        if _ranged(pattern):
-            return self._await(pattern, _glob_ranged)
+        ranged = _ranged(pattern)
+        if ranged:
+            return self._await(pattern, lambda fs, path: _glob_ranged(fs, path, ranged.listed))
         return self._other(pattern, _glob_by_fsspec)
+
+    def list_folder(self, folder: str, prefix: str) -> dict[str, ObjectStat | None] | None:
+        if "::" in folder:
+            return None
+        ranged = _ranged(folder)
+        try:
+            if ranged:
+                found = self._await(folder, lambda fs, path: ranged.list_folder(fs, path, prefix))
+            else:
+                found = self._other(folder, _list_by_fsspec)
+        except FileNotFoundError:
+            return {}
+        if found is None:
+            return None
+        listed = ranged.listed if ranged else _listed_by_fsspec
+        return {
+            info["name"].rpartition("/")[2]: listed(info)
+            for info in found
+            if info["type"] != "directory"
+        }
 
     def close(self) -> None:
         systems = list(self._systems.values())
@@ -159,21 +189,38 @@ def _ranged(url: str) -> RangedStore | None:
     return None if "::" in url else _RANGED.get(url.partition("://")[0])
 
 
-async def _glob_ranged(filesystem: Any, path: str) -> list[str]:
-    return _files_of(filesystem, await filesystem._glob(path, detail=True))
+async def _glob_ranged(filesystem: Any, path: str, listed: Listed) -> dict[str, ObjectStat | None]:
+    return _files_of(filesystem, await filesystem._glob(path, detail=True), listed)
 
 
-def _glob_by_fsspec(filesystem: Any, path: str) -> list[str]:
+def _glob_by_fsspec(filesystem: Any, path: str) -> dict[str, ObjectStat | None]:
     filesystem.invalidate_cache()
-    return _files_of(filesystem, filesystem.glob(path, detail=True))
+    return _files_of(filesystem, filesystem.glob(path, detail=True), _listed_by_fsspec)
 
 
-def _files_of(filesystem: Any, found: dict[str, dict[str, Any]]) -> list[str]:
-    return sorted(
-        filesystem.unstrip_protocol(name)
+def _files_of(
+    filesystem: Any, found: dict[str, dict[str, Any]], listed: Listed
+) -> dict[str, ObjectStat | None]:
+    files = {
+        filesystem.unstrip_protocol(name): listed(info)
         for name, info in found.items()
         if info["type"] != "directory"
-    )
+    }
+    return dict(sorted(files.items()))
+
+
+def _list_by_fsspec(filesystem: Any, path: str) -> list[dict[str, Any]] | None:
+    filesystem.invalidate_cache()
+    try:
+        found: list[dict[str, Any]] = filesystem.ls(path, detail=True)
+    except NotImplementedError:
+        return None
+    return found
+
+
+def _listed_by_fsspec(info: dict[str, Any]) -> ObjectStat | None:
+    """None for a link too: it may be told of in place of what it points at."""
+    return _stat_of(info) if info["type"] == "file" and info.get("size") is not None else None
 
 
 def _stat_by_fsspec(filesystem: Any, path: str) -> ObjectStat:
@@ -181,13 +228,17 @@ def _stat_by_fsspec(filesystem: Any, path: str) -> ObjectStat:
     info = filesystem.info(path)
     if info.get("type") == "directory":
         return ObjectStat(size_bytes=0, mtime_ns=0, is_folder=True)
+    return _stat_of(info)
+
+
+def _stat_of(info: dict[str, Any]) -> ObjectStat:
+    """The same for a time in seconds, as some stores list it, and for the datetime of a file."""
     changed = next(filter(None, map(info.get, _CHANGED)), None)
     etag = str(info.get("etag") or info.get("ETag") or "")
     size = int(info.get("size") or 0)
-    if isinstance(changed, int | float):
-        return ObjectStat(size_bytes=size, mtime_ns=int(changed * 1e9))
-    if isinstance(changed, datetime) and not etag:
-        return ObjectStat(size_bytes=size, mtime_ns=int(changed.timestamp() * 1_000_000) * 1000)
+    seconds = changed.timestamp() if isinstance(changed, datetime) and not etag else changed
+    if isinstance(seconds, int | float):
+        return ObjectStat(size_bytes=size, mtime_ns=int(seconds * 1_000_000) * 1000)
     return version_stat(size, changed if isinstance(changed, datetime) else None, etag)
 
 

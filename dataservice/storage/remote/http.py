@@ -26,6 +26,14 @@ async def stat(filesystem: Any, url: str) -> ObjectStat:
     return (await read(filesystem, url, 0, 1))[1]
 
 
+def listed(info: dict[str, Any]) -> None:
+    """Pages of links say nothing of the files."""
+
+
+async def list_folder(filesystem: Any, path: str, prefix: str) -> None:
+    """A server need not have a page for a folder."""
+
+
 async def read(filesystem: Any, url: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:
     session = await filesystem.set_session()
     headers = {"Range": range_header(offset, max(size, 1))}

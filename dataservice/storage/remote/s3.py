@@ -25,7 +25,18 @@ async def stat(filesystem: Any, path: str) -> ObjectStat:
     info = await filesystem._info(path)
     if info["type"] == "directory":
         return ObjectStat(size_bytes=0, mtime_ns=0, is_folder=True)
+    return listed(info)
+
+
+def listed(info: dict[str, Any]) -> ObjectStat:
+    """Of an object as s3fs describes it, in a listing or by its name."""
     return version_stat(int(info["size"]), info["LastModified"] or None, info["ETag"] or "")
+
+
+async def list_folder(filesystem: Any, path: str, prefix: str) -> list[dict[str, Any]]:
+    """The objects and folders in a folder whose names begin with `prefix`: 1000 a request."""
+    found: list[dict[str, Any]] = await filesystem._lsdir(path, prefix=prefix)
+    return found
 
 
 async def read(filesystem: Any, path: str, offset: int, size: int) -> tuple[bytes, ObjectStat]:

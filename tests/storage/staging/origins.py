@@ -69,8 +69,13 @@ class CountingStore:
         self._before(url)
         return self._store.read(url, offset, size, deadline_s=deadline_s)
 
-    def glob(self, pattern: str, *, deadline_s: float) -> list[str]:
+    def glob(self, pattern: str, *, deadline_s: float) -> dict[str, ObjectStat | None]:
         return self._store.glob(pattern, deadline_s=deadline_s)
+
+    def list_folder(
+        self, folder: str, prefix: str, *, deadline_s: float
+    ) -> dict[str, ObjectStat | None] | None:
+        return self._store.list_folder(folder, prefix, deadline_s=deadline_s)
 
     def close(self) -> None:
         self._store.close()
