@@ -52,7 +52,7 @@ from dataservice.config import Config, load_config
 from dataservice.core.packspec import PackSpec
 from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid
-from dataservice.pipeline.images import DecodeLimits, decoder_fingerprint
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder, decoder_fingerprint
 from dataservice.pipeline.materialize import build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer
@@ -217,6 +217,7 @@ def build(config: Config, specs: Sequence[PackSpec], encode: bool) -> Measured:
                 rules=config.plan.vision,
                 holes={},
                 storage_holes=False,
+                decoder=ImageDecoder(config.plan.vision, limits),
                 limits=limits,
                 pool=pools,
             )

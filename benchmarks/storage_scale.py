@@ -104,7 +104,7 @@ def work(folder: Path, dp_size: int, pack_length: int) -> dict[str, float]:
     from dataservice.core.plan import Plan
     from dataservice.core.settings import Grid
     from dataservice.indexing import update_index
-    from dataservice.pipeline.images import DecodeLimits
+    from dataservice.pipeline.images import DecodeLimits, ImageDecoder
     from dataservice.pipeline.materialize import build_pack
     from dataservice.pipeline.pool import BuildPools
     from dataservice.pipeline.text import TextRenderer
@@ -147,6 +147,7 @@ def work(folder: Path, dp_size: int, pack_length: int) -> dict[str, float]:
                     rules=config.plan.vision,
                     holes={},
                     storage_holes=False,
+                    decoder=ImageDecoder(config.plan.vision, DecodeLimits()),
                     limits=DecodeLimits(),
                     pool=pools,
                 )

@@ -32,7 +32,12 @@ from dataservice.errors import (
     StorageError,
     StorageTimeout,
 )
-from dataservice.pipeline.images import DecodeLimits, check_pillow, decoder_fingerprint
+from dataservice.pipeline.images import (
+    DecodeLimits,
+    ImageDecoder,
+    check_pillow,
+    decoder_fingerprint,
+)
 from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer
@@ -357,6 +362,7 @@ class _Tools:
             deadline_s=workers.decode_deadline_s,
             max_pixels=workers.max_image_pixels,
         )
+        self.decoder = ImageDecoder(vision, self.limits)
         self.counting: CountThread | None = None
         if config.index == "lazy":
             self.counting = CountThread(config, self.renderer, self.reader, ask, seat)
@@ -379,6 +385,7 @@ class _Tools:
             rules=self.config.plan.vision,
             holes=holes,
             storage_holes=storage_holes,
+            decoder=self.decoder,
             limits=self.limits,
             pool=self.pools,
         )

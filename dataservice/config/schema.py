@@ -150,13 +150,26 @@ class VisionSection(BoundedSection):
     min_pixels: Count = _VISION.min_pixels
     max_pixels: Count = _VISION.max_pixels
     temporal_patch: Count = _VISION.temporal_patch
+    mode: Literal["patches", "tiles"] = _VISION.mode
+    tile: Count = _VISION.tile
+    min_tiles: Count = _VISION.min_tiles
+    max_tiles: Count = _VISION.max_tiles
+    thumbnail: bool = _VISION.thumbnail
+    tile_tokens: Count = _VISION.tile_tokens
     mean: Triple = list(_VISION.mean)
     std: Triple = list(_VISION.std)
+    exact: bool = _VISION.exact
+    background: Annotated[
+        list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=3, max_length=3)
+    ] = list(_VISION.background)
+    icc: bool = _VISION.icc
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
+        if self.min_tiles > self.max_tiles:
+            raise ValueError(f"min_tiles {self.min_tiles} is above max_tiles {self.max_tiles}")
         if (self.patch * self.merge) ** 2 > self.max_pixels:
             raise ValueError(
                 f"max_pixels {self.max_pixels} is less than one image token, "
@@ -251,6 +264,9 @@ class WorkersSection(Section):
     resource: Annotated[str, Field(min_length=1)] = "data_node"
     decode_deadline_s: Seconds = 20.0
     max_image_pixels: Count = 100_000_000
+    max_image_bytes: Size = 256 * 1024**2
+    memory_bytes: Size | None = 8 * 1024**3
+    max_stuck_threads: Count = 4
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -269,6 +285,7 @@ class ServingSection(Section):
 
 
 class ErrorsSection(Section):
+    bad_image: Literal["hole", "fallback", "fail"] = "hole"
     max_hole_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     max_holes_in_a_row: Annotated[int, Field(ge=0)] = 100
 

@@ -64,6 +64,12 @@ class WorkerSettings:
     """Of one picture; past it the picture becomes a hole."""
     max_image_pixels: int
     """Of one picture as stored; a larger one becomes a hole."""
+    max_image_bytes: int
+    """Of one picture's file; a larger one becomes a hole."""
+    memory_bytes: int | None
+    """Resident, of one worker; past it another takes its place. None: no bound."""
+    max_stuck_threads: int
+    """Decode threads that hang in a picture; at so many the worker is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +89,10 @@ class ServingSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorPolicy:
-    """Past either bound the job fails and names the worst shard."""
+    """What becomes of a picture that cannot be had, and when the job fails."""
 
+    bad_image: Literal["hole", "fallback", "fail"]
+    """A hole, a gray picture with its sample's labels kept, or the end of the job."""
     max_hole_share: float
     """Of the samples planned since the start."""
     max_holes_in_a_row: int
@@ -202,9 +210,10 @@ def _build_plan(file: ConfigFile) -> PlanSettings:
             for source in file.sources
         ),
         vision=VisionRules(
-            **vision.model_dump(exclude={"mean", "std"}),
+            **vision.model_dump(exclude={"mean", "std", "background"}),
             mean=(vision.mean[0], vision.mean[1], vision.mean[2]),
             std=(vision.std[0], vision.std[1], vision.std[2]),
+            background=(vision.background[0], vision.background[1], vision.background[2]),
         ),
         balance=BalanceSettings(**file.balance.model_dump()),
         fitted=None if file.plan.cost_file is None else load_cost_file(file.plan.cost_file),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,24 @@ class VisionRules:
     max_pixels: int = 1280 * 28 * 28
     temporal_patch: int = 2
     """How often `normalize()` repeats a still picture along time on the trainer's device."""
+    mode: Literal["patches", "tiles"] = "patches"
+    tile: int = 448
+    """Side of a tile in pixels; of tiles only, as are the next four."""
+    min_tiles: int = 1
+    max_tiles: int = 12
+    """Of one picture, its thumbnail not counted."""
+    thumbnail: bool = True
+    """One more tile with the whole picture, where it has more than one."""
+    tile_tokens: int = 256
+    """Image tokens of a tile."""
     mean: tuple[float, float, float] = OPENAI_CLIP_MEAN
     std: tuple[float, float, float] = OPENAI_CLIP_STD
+    exact: bool = False
+    """Pixels are those of the model's own processor: no JPEG is decoded at a reduced size."""
+    background: tuple[int, int, int] = (255, 255, 255)
+    """Under what is transparent."""
+    icc: bool = False
+    """Whether colour profiles are applied, to sRGB."""
 
     @property
     def patch_bytes(self) -> int:

@@ -15,7 +15,9 @@ import hashlib
 import importlib.metadata
 import io
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import PIL
@@ -38,6 +40,29 @@ class DecodeLimits:
     read_deadline_s: float = 120.0
     """For what one thread reads in a row: a picture, or its share of a pack's records. Above the
     reader's own deadline with its retries, which should come first."""
+
+
+Prepared = Callable[[NDArray[np.uint8]], None]
+"""A decoded picture: writes its patches into `out` uint8 [P, F], C-contiguous, and does so fast."""
+
+
+class Decoder(Protocol):
+    """Thread-safe. What builds a pack from pictures: `ImageDecoder`, or one in another process."""
+
+    def prepare(self, data: bytes, image: ImageSpec) -> Prepared:
+        """The file's bytes, decoded to the planned size; raises ImageError."""
+
+
+class ImageDecoder:
+    """Decodes in the thread that calls."""
+
+    def __init__(self, rules: VisionRules, limits: DecodeLimits) -> None:
+        self._rules = rules
+        self._limits = limits
+
+    def prepare(self, data: bytes, image: ImageSpec) -> Prepared:
+        pixels = decode_pixels(data, image, self._limits)
+        return lambda out: patchify(pixels, self._rules, out)
 
 
 def decode_pixels(data: bytes, spec: ImageSpec, limits: DecodeLimits) -> NDArray[np.uint8]:

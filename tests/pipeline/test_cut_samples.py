@@ -15,7 +15,7 @@ from pipeline.small_data import FORMATS, RULES, Data, num_patches, talk
 
 from dataservice.core.packspec import ItemSpec, PackSpec, ShardRef
 from dataservice.errors import StaleIndexError
-from dataservice.pipeline.images import DecodeLimits
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
@@ -49,6 +49,7 @@ class Built:
             "rules": RULES,
             "holes": {},
             "storage_holes": False,
+            "decoder": ImageDecoder(RULES, DecodeLimits()),
             "limits": DecodeLimits(),
             "pool": self.pools,
         }

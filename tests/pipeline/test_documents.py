@@ -15,7 +15,7 @@ from pipeline.small_data import FORMATS, RULES, Data, num_patches, talk
 from dataservice.core.packspec import ItemSpec, PackSpec
 from dataservice.errors import StaleIndexError
 from dataservice.pipeline.documents import IGNORE
-from dataservice.pipeline.images import DecodeLimits
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 from dataservice.pipeline.materialize import BuiltPack, build_pack, record_key
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
@@ -54,6 +54,7 @@ def build(text: TextRenderer) -> Iterator[Callable[..., BuiltPack]]:
                 "rules": RULES,
                 "holes": {},
                 "storage_holes": False,
+                "decoder": ImageDecoder(RULES, DecodeLimits()),
                 "limits": DecodeLimits(),
                 "pool": pools,
             }

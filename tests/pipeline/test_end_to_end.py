@@ -14,7 +14,7 @@ from dataservice.core.plan import Plan
 from dataservice.core.settings import PlanSettings, SourceShare
 from dataservice.core.tables import REASONS
 from dataservice.core.vision import VisionRules
-from dataservice.pipeline.images import DecodeLimits
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
@@ -68,6 +68,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> list[BuiltPack]:
                         rules=RULES,
                         holes={},
                         storage_holes=False,
+                        decoder=ImageDecoder(RULES, DecodeLimits()),
                         limits=DecodeLimits(),
                         pool=pools,
                     )

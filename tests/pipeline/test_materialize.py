@@ -14,8 +14,8 @@ from pipeline.small_data import FORMATS, RULES, Data, num_patches
 
 from dataservice.core.packspec import PackSpec, ShardRef
 from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
-from dataservice.pipeline import materialize
-from dataservice.pipeline.images import DecodeLimits
+from dataservice.pipeline import images
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
@@ -56,6 +56,7 @@ def build(reader, pools, text):
             "rules": RULES,
             "holes": {},
             "storage_holes": False,
+            "decoder": ImageDecoder(RULES, DecodeLimits()),
             "limits": DecodeLimits(),
             "pool": pools,
         }
@@ -219,7 +220,7 @@ def test_a_known_hole_is_not_read_and_other_holes_do_not_matter(data, text, buil
 def test_a_sample_that_stands_twice_is_a_hole_twice(data, text, build, monkeypatch) -> None:
     spec = data.pack(data.item(3, text), data.item(3, text))
     whole = build(spec)
-    real, calls = materialize.decode_pixels, []
+    real, calls = images.decode_pixels, []
 
     def fails_once(*arguments):
         calls.append(1)
@@ -227,7 +228,7 @@ def test_a_sample_that_stands_twice_is_a_hole_twice(data, text, build, monkeypat
             time.sleep(0.3)
         return real(*arguments)
 
-    monkeypatch.setattr(materialize, "decode_pixels", fails_once)
+    monkeypatch.setattr(images, "decode_pixels", fails_once)
     built = build(spec, limits=DecodeLimits(deadline_s=0.1))
     assert list(built.new_holes) == [f"{spec.items[0].key}#0"]
     assert_hole(built, spec, 0, 0)
@@ -321,7 +322,7 @@ def wait_until(condition) -> None:
 
 
 def test_a_decode_over_its_deadline_becomes_a_hole_for_good(data, text, build, monkeypatch) -> None:
-    gate, real = threading.Event(), materialize.decode_pixels
+    gate, real = threading.Event(), images.decode_pixels
 
     def slow(bytes_, image, limits):
         if image.member == "tall.jpg":
@@ -329,7 +330,7 @@ def test_a_decode_over_its_deadline_becomes_a_hole_for_good(data, text, build, m
         return real(bytes_, image, limits)
 
     spec = data.pack(data.item(3, text), data.item(1, text))
-    monkeypatch.setattr(materialize, "decode_pixels", slow)
+    monkeypatch.setattr(images, "decode_pixels", slow)
     with BuildPools(decode_threads=1, read_threads=2) as pools:
         built = build(spec, limits=DecodeLimits(deadline_s=0.3), pool=pools)
         key = f"{spec.items[0].key}#0"
@@ -340,18 +341,18 @@ def test_a_decode_over_its_deadline_becomes_a_hole_for_good(data, text, build, m
         wait_until(lambda: pools.decodes.stuck == 0)
         assert {name: a.tobytes() for name, a in built.arrays.items()} == before
     assert_hole(built, spec, 0, 0)
-    monkeypatch.setattr(materialize, "decode_pixels", real)
+    monkeypatch.setattr(images, "decode_pixels", real)
     assert same_arrays(build(spec, holes=built.new_holes), built)
 
 
 def test_largest_pictures_are_decoded_first(data, text, build, monkeypatch) -> None:
-    order, real = [], materialize.decode_pixels
+    order, real = [], images.decode_pixels
 
     def watched(bytes_, image, limits):
         order.append(image.member)
         return real(bytes_, image, limits)
 
-    monkeypatch.setattr(materialize, "decode_pixels", watched)
+    monkeypatch.setattr(images, "decode_pixels", watched)
     with BuildPools(decode_threads=1, read_threads=1) as pools:
         build(data.pack(*(data.item(i, text) for i in (3, 1, 4))), pool=pools)
     assert order == ["large.jpg", "bad.jpg", "tall.jpg", "small.png"]

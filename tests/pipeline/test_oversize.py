@@ -24,7 +24,7 @@ from dataservice.core.settings import (
 )
 from dataservice.core.tables import REASONS
 from dataservice.core.vision import VisionRules, target_size
-from dataservice.pipeline.images import DecodeLimits
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 from dataservice.pipeline.materialize import build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
@@ -134,6 +134,7 @@ class World:
             rules=RULES,
             holes={},
             storage_holes=False,
+            decoder=ImageDecoder(RULES, DecodeLimits()),
             limits=DecodeLimits(),
             pool=self.pools,
         )

@@ -13,7 +13,7 @@ from dataservice.core.plan import Plan
 from dataservice.core.settings import PlanSettings, SourceShare
 from dataservice.core.vision import VisionRules
 from dataservice.errors import StaleIndexError
-from dataservice.pipeline.images import DecodeLimits
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 from dataservice.pipeline.materialize import build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer, TextSettings
@@ -91,6 +91,7 @@ def packs_of(index: Index, sources: list[SourceFiles]) -> list[tuple[object, dic
                     rules=RULES,
                     holes={},
                     storage_holes=False,
+                    decoder=ImageDecoder(RULES, DecodeLimits()),
                     limits=DecodeLimits(),
                     pool=pools,
                 )

@@ -1,0 +1,142 @@
+"""The pictures of a pack: read and decoded in the pools, largest first, into its patches.
+
+Invariants: nothing is written into the patches of a picture that was given up, nor after `cancel`;
+a read that was given up starts no decode; a picture that cannot be had is a new hole, whose patches
+the caller fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.core.packspec import ImageSpec, PackSpec
+from dataservice.core.vision import VisionRules
+from dataservice.errors import (
+    ArchiveError,
+    DeadlineExceeded,
+    ImageError,
+    StorageError,
+    StorageTimeout,
+)
+from dataservice.pipeline.images import DecodeLimits, Decoder
+from dataservice.pipeline.pool import BuildPools, Job
+from dataservice.pipeline.reading import Reader, hole_key, undamaged
+from dataservice.pipeline.specs import num_patches
+from dataservice.storage.members import read_image
+from dataservice.storage.sources import RecordFormat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    key: str
+    """Hole key: "<sample key>#<number of the image in the sample>"."""
+    item: int
+    spec: ImageSpec
+    patches: slice
+
+
+def pictures_of(spec: PackSpec, rules: VisionRules) -> list[Picture]:
+    """Those that are kept, in pack order, each with its place in the pixel array."""
+    pictures, start = [], 0
+    for number, item in enumerate(spec.items):
+        for i, image in enumerate(item.kept):
+            stop = start + num_patches(image, rules)
+            key = hole_key(item.key, i)
+            pictures.append(Picture(key=key, item=number, spec=image, patches=slice(start, stop)))
+            start = stop
+    return pictures
+
+
+class _Cancelled(Exception):
+    """The build that wanted this picture has failed already."""
+
+
+class PackPictures:
+    """The picture tasks of one pack: `start`, `finish`, and `cancel` at the end in any case."""
+
+    def __init__(
+        self,
+        spec: PackSpec,
+        reader: Reader,
+        formats: Mapping[str, RecordFormat],
+        decoder: Decoder,
+        limits: DecodeLimits,
+        pools: BuildPools,
+    ) -> None:
+        self._spec = spec
+        self._reader = reader
+        self._formats = formats
+        self._decoder = decoder
+        self._limits = limits
+        self._pools = pools
+        self._cancelled = False
+        self._reads: list[Job[Job[None]]] = []
+        self._decodes: list[Job[None]] = []
+        self._waiting: list[tuple[Picture, Job[Job[None]]]] = []
+
+    def start(self, pictures: Sequence[Picture], pixels: NDArray[np.uint8]) -> None:
+        """`pixels`: uint8 [P, F], the patches of the whole pack."""
+        for picture in sorted(pictures, key=lambda p: -p.spec.width * p.spec.height):
+            job = self._pools.reads.submit(
+                partial(self._read_image, picture.spec),
+                commit=partial(self._start_decode, picture.spec, pixels[picture.patches]),
+                deadline_s=self._limits.read_deadline_s,
+            )
+            self._reads.append(job)
+            self._waiting.append((picture, job))
+
+    def finish(self, storage_holes: bool) -> dict[str, str]:
+        """The new holes."""
+        found: dict[str, str] = {}
+        for picture, job in self._waiting:
+            try:
+                self._finish_picture(picture, job)
+            except (ArchiveError, ImageError) as error:
+                found[picture.key] = f"{error.reason} ({self._place(picture)})"
+            except StorageError as error:
+                if not storage_holes:
+                    raise
+                found[picture.key] = f"could not be read: {error} ({self._place(picture)})"
+        return found
+
+    def _place(self, picture: Picture) -> str:
+        shard = self._spec.shards[picture.spec.shard]
+        return f"{picture.spec.member} in {shard.source}/{shard.name}"
+
+    def cancel(self) -> None:
+        """Takes back what has not started; finished builds have nothing left to take back."""
+        self._cancelled = True
+        self._pools.reads.cancel(self._reads)
+        self._pools.decodes.cancel(self._decodes)
+
+    def _start_decode(self, image: ImageSpec, out: NDArray[np.uint8], data: bytes) -> Job[None]:
+        """Runs as the commit of the read, so a read that was given up starts no decode."""
+        if self._cancelled:
+            raise _Cancelled
+        job = self._pools.decodes.submit(
+            partial(self._decoder.prepare, data, image),
+            commit=lambda prepared: prepared(out),
+            deadline_s=self._limits.deadline_s,
+        )
+        self._decodes.append(job)
+        return job
+
+    def _finish_picture(self, picture: Picture, job: Job[Job[None]]) -> None:
+        try:
+            decode = self._pools.reads.result(job)
+        except DeadlineExceeded as error:
+            raise StorageTimeout(f"reading {self._place(picture)} {error}") from error
+        try:
+            self._pools.decodes.result(decode)
+        except DeadlineExceeded as error:
+            raise ImageError(f"decode {error}") from error
+
+    def _read_image(self, image: ImageSpec) -> bytes:
+        shard = self._spec.shards[image.shard]
+        fmt = self._formats.get(shard.source)
+        return undamaged(self._reader, shard, lambda read: read_image(read, image, shard, fmt))

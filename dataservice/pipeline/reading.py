@@ -1,0 +1,50 @@
+"""What the parts of a build share: how a pack's shards are read, and how its holes are named.
+
+Invariants: a hole key names the sample and what of it is lost; a read of a damaged staged copy is
+repeated at the origin, which decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from dataservice.core.packspec import ShardRef
+from dataservice.errors import ArchiveError, RecordError
+from dataservice.storage.reads import ReadShard
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """`storage.objects.ShardReader`, or a fake."""
+
+    def read(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
+
+    @property
+    def used_copies(self) -> bool: ...
+
+    def read_origin(self, shard: ShardRef, offset: int, size: int) -> bytes: ...
+
+    def drop_copy(self, shard: ShardRef) -> None: ...
+
+
+def hole_key(sample_key: str, image: int) -> str:
+    return f"{sample_key}#{image}"
+
+
+def record_key(sample_key: str) -> str:
+    """Hole key of a sample whose record itself cannot be had."""
+    return f"{sample_key}#record"
+
+
+def undamaged(reader: Reader, shard: ShardRef, get: Callable[[ReadShard], T]) -> T:
+    """What `get` reads; when a staged copy turns out damaged, the origin decides."""
+    try:
+        return get(reader.read)
+    except (ArchiveError, RecordError):
+        if not reader.used_copies:
+            raise
+        data = get(reader.read_origin)
+    reader.drop_copy(shard)
+    return data
