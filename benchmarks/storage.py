@@ -12,48 +12,22 @@ import argparse
 import dataclasses
 import importlib
 import json
-import os
 import platform
 import subprocess
 import sys
-import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
-from figures import Figure
+from figures import Figure, machine, show, show_reached
 
 PARTS = ("records", "index", "lazy", "staging", "scale")
 LIBRARIES = ("numpy", "pyarrow", "orjson", "msgspec", "zlib-ng", "isal", "zstandard")
-
-
-def machine() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return (
-        f"{names[0] if names else 'unknown CPU'}, {os.cpu_count()} cores, {memory:.0f} GiB, "
-        f"{platform.system()} {platform.release()}, load {os.getloadavg()[0]:.2f} at the start"
-    )
 
 
 def measured(part: str, quick: bool) -> list[Figure]:
     command = [sys.executable, __file__, "--inside", part, *(["--quick"] if quick else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return [Figure(**figure) for figure in json.loads(done.stdout.splitlines()[-1])]
-
-
-def show(figure: Figure) -> None:
-    mark = {None: "    ", True: "ok  ", False: "MISS"}[figure.reached]
-    value = f"{figure.value:,.0f}" if figure.value >= 1000 else f"{figure.value:.3g}"
-    target = f" (to reach: {figure.target})" if figure.target else ""
-    print(f"{mark} {figure.name}: {value} {figure.unit}{target}")
-    if figure.note:
-        print(textwrap.indent(textwrap.fill(figure.note, 92), " " * 9))
-    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,10 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in measured(part, options.quick):
             show(figure)
             every.append(figure)
-    aimed = [figure for figure in every if figure.reached is not None]
-    reached = sum(bool(figure.reached) for figure in aimed)
-    print(f"\nFigures to reach: {reached} of {len(aimed)}")
-    return int(reached < len(aimed))
+    return int(not show_reached(every))
 
 
 if __name__ == "__main__":

@@ -101,12 +101,15 @@ def test_json_that_does_not_fit_is_refused(text: str) -> None:
         ("vision: {patch: fourteen}", 6, ["vision.patch", "valid integer", "'fourteen'"]),
         ("vision: {patch: true}", 6, ["vision.patch", "valid integer", "True"]),
         ("plan: {packer: lfb}", 6, ["plan.packer", "'nbin' or 'balanced'", "'lfb'"]),
+        ("errors: {bad_image: skip}", 6, ["errors.bad_image", "'fallback' or 'fail'", "'skip'"]),
         ("plan: {lanes: 0}", 6, ["plan.lanes", "greater than or equal to 1"]),
         ("staging: {budget_bytes: 3 bags}", 6, ["staging.budget_bytes", '"512 MiB"', "'3 bags'"]),
         ("staging: {deadline_s: .inf}", 6, ["staging.deadline_s", "finite"]),
         ("workers: {count: 9, max: 4}", 6, ["workers", "count 9", "max 4"]),
         ("vision: {min_pixels: 9000, max_pixels: 8000}", 6, ["vision", "9000", "8000"]),
         ("vision: {max_pixels: 700, min_pixels: 10}", 6, ["vision", "less than one image token"]),
+        ("vision: {mode: tiles, tile: 450}", 6, ["vision", "450", "multiple of patch 14"]),
+        ("vision: {min_tiles: 4, max_tiles: 3}", 6, ["vision", "min_tiles 4", "max_tiles 3"]),
         ("plan: {pack_length: 16777217}", 6, ["plan.pack_length", "at most 16,777,216"]),
         ("plan: {phases: [{max_pixels: 5000000000}]}", 6, ["max_pixels", "at most 4,294,967,296"]),
         ("balance: {min_images_per_rank: 9999999999999}", 6, ["balance.min_images", "at most"]),
@@ -318,3 +321,16 @@ def test_error_texts_show_no_secret(tmp_path: Path) -> None:
     message = refused(tmp_path, MINIMAL + "tokenizer: {template: 's3://me:hunter2@b/x'}\n")
     assert "s3://***@b/x" in message
     assert "hunter2" not in message
+
+
+def test_workers_are_sized_by_the_machine_unless_the_config_says_otherwise(tmp_path: Path) -> None:
+    for text in ("", "workers: {count: auto, decode_threads: auto}\n"):
+        config = load(tmp_path, MINIMAL + text)
+        assert (config.workers.count, config.workers.decode_threads) == (None, None)
+        assert config_from_json(config_to_json(config)) == config
+    config = load(tmp_path, MINIMAL + "workers: {count: 3, decode_threads: 8}\n")
+    assert (config.workers.count, config.workers.decode_threads) == (3, 8)
+    assert "min 5 is more than max 2" in refused(tmp_path, MINIMAL + "workers: {min: 5, max: 2}\n")
+    assert "between min 4 and max 64" in refused(
+        tmp_path, MINIMAL + "workers: {count: 3, min: 4}\n"
+    )

@@ -40,6 +40,32 @@ class VisionInfo:
     temporal_patch: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    tile: int = 0
+    """Side of a tile in pixels; 0: pictures are patches, not tiles."""
+    thumbnail: bool = False
+    """Whether a picture of several tiles has one more, the last."""
+    tile_tokens: int = 0
+    """Image tokens of a tile."""
+
+    @property
+    def side(self) -> int:
+        """Of what a row of `pixel_values` holds, a patch or a tile, in pixels."""
+        return self.tile or self.patch
+
+    @property
+    def row_patches(self) -> int:
+        """Patches that a row of `pixel_values` holds."""
+        return (self.side // self.patch) ** 2
+
+    def num_rows(self, grid: NDArray[np.int32]) -> NDArray[np.int64]:
+        """[N]: rows of `pixel_values` of images of these grids [N, 3]."""
+        rows = grid.prod(axis=1, dtype=np.int64)
+        return rows + (rows > 1) if self.thumbnail else rows
+
+    def image_tokens(self, grid: NDArray[np.int32]) -> NDArray[np.int64]:
+        """[N]: image tokens of such images."""
+        rows = self.num_rows(grid)
+        return rows * self.tile_tokens if self.tile else rows // self.merge**2
 
     @classmethod
     def of(cls, opened: SessionOpened) -> VisionInfo:
@@ -49,21 +75,26 @@ class VisionInfo:
             temporal_patch=opened.temporal_patch,
             mean=opened.mean,
             std=opened.std,
+            tile=opened.tile,
+            thumbnail=opened.thumbnail,
+            tile_tokens=opened.tile_tokens,
         )
 
 
 class MicroBatch(dict[str, Any]):
     """What one rank computes in one forward and backward: k packs along the token axis.
 
-    T tokens, D segments (documents, and each pack's padding), N images, P patches:
+    T tokens, D segments (documents, and each pack's padding), N images, P patches or tiles:
 
         input_ids, labels, position_ids   int64 [T]     labels unshifted, -100 = no loss
         cu_seqlens                        int32 [D+1]   cu_seqlens[-1] == T
         max_seqlen                        int           longest segment
         doc_ids                           int32 [T]     number of the segment; -1 on padding
-        pixel_values                      uint8 [P, 3*patch*patch], see `normalize`
-        image_grid_thw                    int64 [N, 3]  in patches
+        pixel_values                      uint8 [P, 3*side*side], see `normalize`; side: vision.side
+        image_grid_thw                    int64 [N, 3]  in patches, or tiles
         image_doc_ids                     int32 [N]     segment of each image
+        num_tiles                         int64 [N]     of tiles only: rows of `pixel_values` of
+                                                        each image, its thumbnail the last
 
     `meta` has JSON types: step, micro_step, dp_rank, plan_digest, pack_ids, pack_numbers,
     sample_keys (a list a pack), loss_tokens (planned, of the whole step, all ranks), num_images
@@ -82,7 +113,9 @@ class MicroBatch(dict[str, Any]):
         return sum(t.nbytes for t in self.values() if isinstance(t, torch.Tensor))
 
 
-def check_pack(arrays: Arrays, meta: Mapping[str, Any], *, pack_length: int, patch: int) -> None:
+def check_pack(
+    arrays: Arrays, meta: Mapping[str, Any], *, pack_length: int, vision: VisionInfo
+) -> None:
     """Raise WireError unless the arrays are one whole pack as the session describes packs."""
     pack_id = meta.get("pack_id", "?")
 
@@ -115,10 +148,10 @@ def check_pack(arrays: Arrays, meta: Mapping[str, Any], *, pack_length: int, pat
         and not 0 <= arrays["image_doc_ids"].min() <= arrays["image_doc_ids"].max() < num_docs
     ):
         raise refuse("an image belongs to no document")
-    patches = int(grid.astype(np.int64).prod(axis=1).sum())
-    if arrays["pixel_values"].shape != (patches, 3 * patch * patch):
+    needed = (int(vision.num_rows(grid).sum()), 3 * vision.side**2)
+    if arrays["pixel_values"].shape != needed:
         shape = arrays["pixel_values"].shape
-        raise refuse(f"pixel_values has shape {shape}, the image grids need {patches} patches")
+        raise refuse(f"pixel_values has shape {shape}, the image grids need {needed}")
 
 
 def _concatenate(packs: Sequence[Arrays], name: str) -> torch.Tensor:
@@ -165,6 +198,10 @@ def build_micro_batch(
     batch["max_seqlen"] = int(batch["cu_seqlens"].diff().max())
     batch["pixel_values"] = _concatenate(arrays, "pixel_values")
     batch["image_grid_thw"] = _concatenate(arrays, "image_grid_thw").long()
+    if vision.tile:
+        batch["num_tiles"] = torch.from_numpy(
+            np.concatenate([vision.num_rows(pack["image_grid_thw"]) for pack in arrays])
+        )
     batch.step, batch.micro_step = meta["step"], meta["micro_step"]
     batch.is_last_micro_step = is_last_micro_step
     batch.meta = meta | {

@@ -5,15 +5,14 @@ Invariants: the terms are those by which the planner costs the same packs; paddi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from trainer_client.batch import MicroBatch
 
 
-def cost_terms(batch: Mapping[str, Any]) -> dict[str, int]:
-    """`patches`, `patches_squared` (over images) and `length_squared` (over documents).
+def cost_terms(batch: MicroBatch) -> dict[str, int]:
+    """`patches`, `patches_squared` (over images, or tiles) and `length_squared` (over documents).
 
-    Reads image_grid_thw (before the merge), cu_seqlens and doc_ids of a micro-batch. With a time
-    they make one row of a log:
+    Reads image_grid_thw (before the merge) or num_tiles, cu_seqlens and doc_ids of a micro-batch.
+    With a time they make one row of a log:
 
         end.synchronize()
         row = cost_terms(batch) | {"ms": start.elapsed_time(end)}
@@ -25,11 +24,17 @@ def cost_terms(batch: Mapping[str, Any]) -> dict[str, int]:
     Leave the first steps out, which compile and allocate. A thousand rows of the real mix are
     plenty. On a CUDA batch this waits for the device, so call it after the end event.
     """
-    patches = batch["image_grid_thw"].prod(dim=1)
+    if batch.vision.tile:
+        own = batch.vision.row_patches
+        patches = batch["num_tiles"] * own
+        squared = patches * own
+    else:
+        patches = batch["image_grid_thw"].prod(dim=1)
+        squared = patches * patches
     bounds = batch["cu_seqlens"].long()
     lengths = bounds.diff()[batch["doc_ids"][bounds[:-1]] >= 0]
     return {
         "patches": int(patches.sum()),
-        "patches_squared": int((patches * patches).sum()),
+        "patches_squared": int(squared.sum()),
         "length_squared": int((lengths * lengths).sum()),
     }

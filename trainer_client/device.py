@@ -7,6 +7,7 @@ the copy that reads it has ended; on the CPU nothing is copied.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
@@ -15,18 +16,28 @@ from trainer_client.batch import MicroBatch
 
 
 def normalize(batch: MicroBatch, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """`pixel_values` as Qwen-VL's processor gives them: `(x / 255 - mean) / std`, by channel.
+    """`pixel_values` as the model's processor gives them: `(x / 255 - mean) / std`, by channel.
 
     Returns `dtype` [P, 3 * temporal_patch * patch * patch] on the batch's device, a still picture
-    repeated along time; computed in float32, or in float64 when that is asked for.
+    repeated along time; of tiles [P, 3, tile, tile]. Computed in float32, or in float64 when that
+    is asked for. In float32 the values are bit by bit those of transformers' PIL image processors
+    (and the formula of InternVL's preprocessing). Their torchvision form computes `(x - 255 mean) /
+    (255 std)` of pixels that its own resize makes: the formula is up to 2.4e-7 away, the pixels by
+    up to 3 in 0.7 % of all bytes (40 photos, transformers 5.24, torchvision 0.28).
     """
     pixels, vision = batch["pixel_values"], batch.vision
     work = torch.float64 if dtype == torch.float64 else torch.float32
-    mean = torch.tensor(vision.mean, dtype=work, device=pixels.device).view(1, -1, 1)
-    std = torch.tensor(vision.std, dtype=work, device=pixels.device).view(1, -1, 1)
-    area = vision.patch * vision.patch
-    values = pixels.view(len(pixels), len(vision.mean), area).to(work)
-    values = values.sub_(mean * 255).div_(std * 255).to(dtype)
+
+    def by_channel(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=work, device=pixels.device).view(1, -1, 1)
+
+    area = vision.side**2
+    levels = pixels.view(len(pixels), len(vision.mean), area)
+    # Three roundings, as there: a product with 1 / 255, or two steps in one, would give others.
+    values = torch.div(levels, by_channel([255.0]))
+    values = values.sub_(by_channel(vision.mean)).div_(by_channel(vision.std)).to(dtype)
+    if vision.tile:
+        return values.view(len(pixels), len(vision.mean), vision.tile, vision.tile)
     repeated = values.unsqueeze(2).expand(-1, -1, vision.temporal_patch, -1)
     return repeated.reshape(len(pixels), len(vision.mean) * vision.temporal_patch * area)
 

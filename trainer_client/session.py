@@ -36,7 +36,7 @@ from dataservice.wire.messages import (
     Steps,
     StreamPack,
 )
-from trainer_client.batch import check_pack
+from trainer_client.batch import VisionInfo, check_pack
 
 LOG = logging.getLogger(__name__)
 
@@ -349,7 +349,7 @@ class Session:
         arrays, meta = decoder.result()
         if meta.get("pack_id") != place.pack_id:
             raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
-        check_pack(arrays, meta, pack_length=pack_length, patch=self.opened.patch)
+        check_pack(arrays, meta, pack_length=pack_length, vision=VisionInfo.of(self.opened))
         return arrays, meta
 
     def _worker(self, endpoint: str) -> DataClient:

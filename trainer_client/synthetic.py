@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.wire.messages import SessionOpened
+from trainer_client.batch import VisionInfo
 
 IGNORE = -100
 PAD, VISION_START, VISION_END, IMAGE = 256, 259, 260, 261
@@ -66,7 +67,7 @@ def _pack(name: str, rng: np.random.Generator, images: bool, info: SessionOpened
     tokens: list[int] = []
     bounds, grids, image_docs = [0], [], []
     while True:
-        document, doc_grids = _document(rng, images, info.merge)
+        document, doc_grids = _document(rng, images, info)
         if len(tokens) + len(document) > info.pack_length:
             break
         image_docs += [len(bounds) - 1] * len(doc_grids)
@@ -81,8 +82,10 @@ def _pack(name: str, rng: np.random.Generator, images: bool, info: SessionOpened
     for start, stop in itertools.pairwise(bounds):
         labels[start : start + 1 + (stop - start) // 4] = IGNORE
     grid = np.array(grids, np.int32).reshape(-1, 3)
-    patches = grid.prod(axis=1, dtype=np.int64)
-    pixels = rng.integers(0, 256, (patches.sum(), 3 * info.patch**2), np.uint8)
+    vision = VisionInfo.of(info)
+    rows = vision.num_rows(grid)
+    pixels = rng.integers(0, 256, (rows.sum(), 3 * vision.side**2), np.uint8)
+    patches = rows * vision.row_patches
     return FakePack(
         arrays={
             "input_ids": ids,
@@ -94,29 +97,30 @@ def _pack(name: str, rng: np.random.Generator, images: bool, info: SessionOpened
         },
         meta={"num_docs": num_docs, "sample_keys": [f"{name}/{i}" for i in range(num_docs)]},
         loss_tokens=int((labels != IGNORE).sum()),
-        cost=int((patches * (16 + patches)).sum()),
+        cost=int((patches * (16 + (vision.row_patches if info.tile else patches))).sum()),
     )
 
 
 def _document(
-    rng: np.random.Generator, images: bool, merge: int
+    rng: np.random.Generator, images: bool, info: SessionOpened
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
     tokens = rng.integers(0, PAD, rng.integers(4, 20)).tolist()
     grids = []
     for _ in range(int(rng.integers(1, 3)) if images else 0):
-        height, width = (merge * int(side) for side in rng.integers(1, 4, 2))
+        group = 1 if info.tile else info.merge
+        height, width = (group * int(side) for side in rng.integers(1, 4, 2))
         grids.append((1, height, width))
-        num_tokens = height * width // merge**2
+        num_tokens = int(VisionInfo.of(info).image_tokens(np.array(grids[-1:], np.int32))[0])
         tokens[2:2] = [VISION_START, *[IMAGE] * num_tokens, VISION_END]
     return tokens, grids
 
 
-def with_hole(pack: FakePack) -> FakePack:
+def with_hole(pack: FakePack, info: SessionOpened = FAKE_INFO) -> FakePack:
     """The pack as if its first image could not be read: zeros, no labels in that document."""
     arrays = {name: array.copy() for name, array in pack.arrays.items()}
     document = int(arrays["image_doc_ids"][0])
     start, stop = arrays["cu_seqlens"][document : document + 2]
-    arrays["pixel_values"][: arrays["image_grid_thw"][0].prod()] = 0
+    arrays["pixel_values"][: VisionInfo.of(info).num_rows(arrays["image_grid_thw"])[0]] = 0
     arrays["labels"][start:stop] = IGNORE
     hole = f"{pack.meta['sample_keys'][document]}#0: cannot be read"
     return replace(pack, arrays=arrays, meta=pack.meta | {"holes": [hole]})
@@ -130,7 +134,7 @@ def padding_pack(info: SessionOpened = FAKE_INFO) -> FakePack:
             "input_ids": np.full(length, info.pad_token, np.int32),
             "labels": np.full(length, IGNORE, np.int32),
             "cu_seqlens": np.array([0, length], np.int32),
-            "pixel_values": np.zeros((0, 3 * info.patch**2), np.uint8),
+            "pixel_values": np.zeros((0, 3 * VisionInfo.of(info).side ** 2), np.uint8),
             "image_grid_thw": np.zeros((0, 3), np.int32),
             "image_doc_ids": np.zeros(0, np.int32),
         },

@@ -1,8 +1,9 @@
 """What a worker has to build, is building and holds ready; shared by its builder threads.
 
 Invariants: bytes that nobody has fetched yet stay within the bound, shared equally among the ranks
-served (each may always hold one pack); packs leave in the order of need unless a client asks for
-one now; packs already fetched are kept only while there is room.
+served (each may always hold one pack); packs leave in the order of need, one that a client asks for
+whatever the bound; a builder of text-only packs is never given another, so those wait for no
+picture; packs already fetched are kept only while there is room.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ class Job:
     storage_holes: bool
     size_bytes: int
     """Estimate, for the bound."""
+    isolated: bool = False
+    """Whether its pictures are suspect: decoded in a process of their own."""
 
     @property
     def dp_rank(self) -> int:
         return self.need[2]
+
+    @property
+    def text_only(self) -> bool:
+        return self.spec.num_patches == 0
 
 
 @dataclass(slots=True)
@@ -78,14 +85,15 @@ class BuildQueue:
             self._recount()
             self._state.notify_all()
 
-    def add(self, job: Job) -> None:
+    def add(self, *jobs: Job) -> None:
         with self._state:
-            known = job.pack_id in self._building or job.pack_id in self._ready
-            if job.session != self._session or known or job.pack_id in self._served:
-                return
-            self._failed.pop(job.pack_id, None)
-            self._waiting[job.pack_id] = job
-            self._ranks.add(job.dp_rank)
+            for job in jobs:
+                known = job.pack_id in self._building or job.pack_id in self._ready
+                if job.session != self._session or known or job.pack_id in self._served:
+                    continue
+                self._failed.pop(job.pack_id, None)
+                self._waiting[job.pack_id] = job
+                self._ranks.add(job.dp_rank)
             self._state.notify_all()
 
     def forget_before(self, step: int) -> None:
@@ -102,11 +110,11 @@ class BuildQueue:
 
     # ---- for builder threads -----------------------------------------------------------------
 
-    def take(self) -> Job | None:
-        """Blocks until there is a pack to build; None when the queue is closed."""
+    def take(self, *, text_only: bool = False) -> Job | None:
+        """Blocks until there is a pack (without pictures) to build; None when the queue closes."""
         with self._state:
             while not self._closed:
-                job = self._choose()
+                job = self._choose(text_only)
                 if job is not None:
                     del self._waiting[job.pack_id]
                     self._building[job.pack_id] = job
@@ -115,10 +123,7 @@ class BuildQueue:
                 self._state.wait()
             return None
 
-    def _choose(self) -> Job | None:
-        asked = [self._waiting[p] for p in self._wanted if p in self._waiting]
-        if asked:
-            return min(asked, key=lambda job: job.need)
+    def _choose(self, text_only: bool) -> Job | None:
         jobs = list(self._waiting.values())
         i = next_to_build(
             [job.need for job in jobs],
@@ -126,6 +131,8 @@ class BuildQueue:
             self._held,
             ready_bytes_bound=self._bound,
             num_ranks=len(self._ranks),
+            asked={i for i, job in enumerate(jobs) if job.pack_id in self._wanted},
+            among={i for i, job in enumerate(jobs) if job.text_only} if text_only else None,
         )
         return None if i is None else jobs[i]
 
@@ -152,7 +159,7 @@ class BuildQueue:
     # ---- for the data server -----------------------------------------------------------------
 
     def want(self, pack_id: str) -> None:
-        """A client waits for this pack: it is built before all others, whatever the bound."""
+        """A client waits for this pack: it is built in its turn, whatever the bound."""
         with self._state:
             self._wanted[pack_id] = self._wanted.get(pack_id, 0) + 1
             self._state.notify_all()

@@ -38,7 +38,7 @@ class Coordinator:
         self._lazy = config.index == "lazy"
         if self._lazy:
             self.shared.planner = self.counting.planner
-        self.target_workers = config.workers.count
+        self.target_workers = config.workers.count or config.workers.min
         self.work = WorkDesk(self.shared, self.counting)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
@@ -66,7 +66,8 @@ class Coordinator:
         self.counting.opened(shared.info)
         shared.log.start_epoch(shared.info.digest)
         for hole in shared.log.holes:
-            shared.holes.restore(hole.key, hole.reason, hole.pack_number)
+            shared.holes.restore(hole)
+        shared.quarantine.start(shared.info.digest)
         self.sessions.restore()
         self._tasks = [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),

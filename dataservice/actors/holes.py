@@ -1,13 +1,16 @@
 """The ledger of holes: each decided once, journalled before it is answered, held to a budget.
 
 Invariants: the first report of a hole wins and never changes; a hole key is
-"<sample key>#<image number>"; past the budget the ledger names the worst shard.
+"<sample key>#<image number>", or "<sample key>#record" for the record itself; past the budget the
+ledger names the worst shard.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
 
 from dataservice.errors import HoleBudgetExceeded
 
@@ -15,56 +18,98 @@ FREE_HOLES = 8
 """Holes that a run may have before its share counts."""
 
 
-def sample_of(hole_key: str) -> str:
-    return hole_key.rpartition("#")[0]
+def parts_of(hole_key: str) -> tuple[str, int | None]:
+    """(sample key, number of the picture in its sample or None for the record)."""
+    sample, _, number = hole_key.rpartition("#")
+    return sample, int(number) if number.isdecimal() else None
 
 
-def shard_of(hole_key: str) -> str:
-    """ "<source>/<shard name>" of the hole's record."""
-    return hole_key.rpartition("@")[0]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hole:
+    key: str
+    reason: str
+    pack_number: int
+    """Global number of the pack it was met in."""
+    policy: str
+    """`errors.bad_image` when it was met."""
+    member: str = ""
+    """Of the picture, in its archive; "" for a record."""
+    archive: str = ""
+    """Name, in the source, of the file that holds the picture; "" for a record."""
+
+    @property
+    def sample(self) -> str:
+        """Sample key."""
+        return parts_of(self.key)[0]
+
+    @property
+    def image(self) -> int | None:
+        """Number of the picture in its sample; None for the record."""
+        return parts_of(self.key)[1]
+
+    @property
+    def source(self) -> str:
+        return self.key.partition("/")[0]
+
+    @property
+    def shard(self) -> str:
+        """Name, in the source, of the record's file."""
+        return self.sample.partition("/")[2].rpartition("@")[0]
+
+    @property
+    def place(self) -> str:
+        """Of a picture, for people; "" for a record."""
+        return f"{self.member} in {self.source}/{self.archive}" if self.archive else ""
+
+    @property
+    def told(self) -> str:
+        """Reason and place."""
+        return f"{self.reason} ({self.place})" if self.place else self.reason
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.told}"
 
 
 class HoleLedger:
     def __init__(self, *, max_share: float, max_in_a_row: int) -> None:
         self._max_share = max_share
         self._max_in_a_row = max_in_a_row
-        self._reasons: dict[str, str] = {}
-        self._by_sample: dict[str, set[str]] = {}
+        self._holes: dict[str, Hole] = {}
+        self._by_sample: dict[str, list[Hole]] = {}
+        self._by_shard: Counter[str] = Counter()
         self._packs: set[int] = set()
         self._new_samples: set[str] = set()
         self.planned_samples = 0
         """Since this start; so are the holes that the share counts."""
 
     def __len__(self) -> int:
-        return len(self._reasons)
+        return len(self._holes)
 
-    def restore(self, key: str, reason: str, pack_number: int) -> None:
+    def restore(self, hole: Hole) -> None:
         """A hole of the journal."""
-        self._reasons[key] = reason
-        self._by_sample.setdefault(sample_of(key), set()).add(key)
-        if pack_number >= 0:
-            self._packs.add(pack_number)
+        self._holes[hole.key] = hole
+        self._by_sample.setdefault(hole.sample, []).append(hole)
+        self._by_shard[f"{hole.source}/{hole.shard}"] += 1
+        self._packs.add(hole.pack_number)
 
-    def add(self, key: str, reason: str, pack_number: int) -> bool:
+    def add(self, hole: Hole) -> bool:
         """False when the hole is known already."""
-        if key in self._reasons:
+        if hole.key in self._holes:
             return False
-        self.restore(key, reason, pack_number)
-        self._new_samples.add(sample_of(key))
+        self.restore(hole)
+        self._new_samples.add(hole.sample)
         return True
 
     def of_samples(self, samples: Iterable[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        """Key to reason."""
         if not self._by_sample:
-            return found
-        for sample in samples:
-            for key in self._by_sample.get(sample, ()):
-                found[key] = self._reasons[key]
-        return found
+            return {}
+        found = (hole for sample in samples for hole in self._by_sample.get(sample, ()))
+        return {hole.key: hole.reason for hole in found}
 
     def missing(self, holes: Mapping[str, str]) -> dict[str, str]:
         """Those of `holes` that nobody has reported yet."""
-        return {key: reason for key, reason in holes.items() if key not in self._reasons}
+        return {key: reason for key, reason in holes.items() if key not in self._holes}
 
     def check_budget(self, pack_number: int) -> None:
         """Raises HoleBudgetExceeded when the share or the run of packs in a row is over."""
@@ -86,13 +131,19 @@ class HoleLedger:
                 f"errors.max_holes_in_a_row = {self._max_in_a_row}; {self._worst()}"
             )
 
-    def by_shard(self) -> Counter[str]:
-        return Counter(shard_of(key) for key in self._reasons)
+    def worst_shards(self, count: int) -> dict[str, int]:
+        """ "<source>/<shard name>" to holes, the most first."""
+        return dict(self._by_shard.most_common(count))
 
-    def reasons(self) -> dict[str, str]:
-        return dict(self._reasons)
+    def holes(self) -> list[Hole]:
+        """In the order in which they were decided."""
+        return list(self._holes.values())
+
+    def first_reasons(self, count: int) -> dict[str, str]:
+        """Hole key to reason and place, of the first ones."""
+        return {hole.key: hole.told for hole in islice(self._holes.values(), count)}
 
     def _worst(self) -> str:
-        shard, count = self.by_shard().most_common(1)[0]
-        example = next(key for key in self._reasons if shard_of(key) == shard)
-        return f"worst shard {shard} with {count}, such as {example}: {self._reasons[example]}"
+        shard, count = next(iter(self.worst_shards(1).items()))
+        example = next(h for h in self._holes.values() if f"{h.source}/{h.shard}" == shard)
+        return f"worst shard {shard} with {count}, such as {example}"

@@ -6,7 +6,9 @@ itself when it was ours; SIGINT and SIGTERM stop the foreground service in order
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from typing import Any
 from dataservice.actors.ray_local import joined_ray
 from dataservice.config import Config, config_to_json
 from dataservice.config.folders import check_service_folders
+from dataservice.core.fleet import workers_at_start
 from dataservice.errors import DeadlineExceeded
 
 START_TIMEOUT_S = 300.0
@@ -64,6 +67,7 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
 
         from dataservice.actors.ray_actors import CoordinatorActor
 
+        config = sized(config, ray, local=address is None)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         remote = ray.remote(num_cpus=0, scheduling_strategy=here)(CoordinatorActor)
         coordinator = remote.remote(config_to_json(config))
@@ -80,6 +84,19 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
             yield service
         finally:
             service.stop()
+
+
+def sized(config: Config, ray: Any, *, local: bool) -> Config:
+    """With a number of workers. A Ray of our own does not count cores: it is told what to allow."""
+    workers = config.workers
+    if workers.count is not None:
+        return config
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    cores = [int(found.get("CPU", 0)) for found in nodes if found.get(workers.resource, 0) > 0]
+    if local:
+        cores = [len(os.sched_getaffinity(0))]
+    count = workers_at_start(cores, least=workers.min, most=workers.max)
+    return dataclasses.replace(config, workers=dataclasses.replace(workers, count=count))
 
 
 def serve_foreground(config: Config, *, address: str | None = None) -> None:

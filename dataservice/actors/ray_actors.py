@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
@@ -89,10 +90,21 @@ class CoordinatorActor:
 
 
 class WorkerActor:
+    """In a process of its own, which ends past `memory_bytes`."""
+
     def __init__(
-        self, *, coordinator: str, worker_id: str, node: str, bind: str, insecure: bool
+        self,
+        *,
+        coordinator: str,
+        worker_id: str,
+        node: str,
+        bind: str,
+        insecure: bool,
+        memory_bytes: int | None,
     ) -> None:
         _log_to_stderr()
+        if memory_bytes is not None:
+            worker_memory.install(memory_bytes)
         host = bind.rpartition(":")[0]
         self._worker = Worker(
             coordinator=coordinator,

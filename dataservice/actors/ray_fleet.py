@@ -154,6 +154,7 @@ class RayFleet:
             node=node.node_id,
             bind=f"{serving.host}:0",
             insecure=serving.insecure,
+            memory_bytes=self._config.workers.memory_bytes,
         )
         self._workers[worker_id] = _Actor(
             node.node_id, handle, handle.run.remote(), time.monotonic()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dataservice.actors.plan_messages import PlanInfo
+from dataservice.actors.policies import check_policy, decoder_and_policy
 from dataservice.actors.steps import ActiveStep
 from dataservice.core.limits import MAX_STEP_PACKS
 from dataservice.core.plan.check import check_step
@@ -41,7 +42,7 @@ def grid_of(request: OpenSession) -> Grid:
     return grid
 
 
-def check_state(state: ResumeState, *, grid: Grid, job: str, plan: PlanInfo, decoder: str) -> None:
+def check_state(state: ResumeState, *, grid: Grid, job: str, plan: PlanInfo, built_by: str) -> None:
     """Raises ResumeRefused, with both values and the remedy, when `state` cannot go on exactly.
 
     A state of another plan goes on when the plans agree in its phase and it was saved between
@@ -75,10 +76,13 @@ def check_state(state: ResumeState, *, grid: Grid, job: str, plan: PlanInfo, dec
             "plan cannot be changed; use a state that was saved between steps",
         )
     _check_shape(state, plan)
-    if state.decoder != decoder:
+    saved_decoder, saved_policy = decoder_and_policy(state.decoder)
+    decoder, policy = decoder_and_policy(built_by)
+    check_policy(saved=saved_policy, now=policy, what="the saved state")
+    if saved_decoder != decoder:
         refuse(
             "decoder",
-            state.decoder,
+            saved_decoder,
             decoder,
             "install the same image libraries, because other builds may decode other pixels, "
             "or start a new run without a state",

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import replace
 
 from dataservice.actors.plan_messages import StepRequest
+from dataservice.actors.policies import check_policy, decoder_and_policy
 from dataservice.actors.session import Gathering, Session, check_state
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
@@ -22,6 +23,7 @@ from dataservice.core.settings import Grid
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
+    ResumeRefused,
     ServiceUnavailable,
     SessionFenced,
 )
@@ -69,8 +71,17 @@ class SessionDesk:
             first=saved.first,
             cursor=saved.cursor,
         )
-        self._shared.decoder = saved.decoder
+        self._shared.decoder, policy = decoder_and_policy(saved.built_by)
         self._shared.session = session
+        try:
+            check_policy(
+                saved=policy,
+                now=self._shared.config.errors.bad_image,
+                what=f"run {saved.run_id}",
+            )
+        except ResumeRefused as error:
+            self._shared.fail(session, error)
+            return
         self._planning = asyncio.ensure_future(self._plan_ahead(session))
         _LOG.info("session %d: run %s goes on", saved.generation, saved.run_id)
 
@@ -103,7 +114,7 @@ class SessionDesk:
                     grid=gathering.grid,
                     job=self._shared.config.job,
                     plan=plan,
-                    decoder=self._shared.decoder,
+                    built_by=self._shared.built_by,
                 )
             except DataServiceError as error:
                 gathering.refused = error
@@ -174,7 +185,7 @@ class SessionDesk:
             state,
             gathering.hosts,
             cursor,
-            self._shared.decoder,
+            self._shared.built_by,
         )
         if self._planning is not None:
             self._planning.cancel()
@@ -203,6 +214,7 @@ class SessionDesk:
 
     def _opened(self, session: Session) -> SessionOpened:
         plan, vision = self._shared.plan, self._shared.config.plan.vision
+        tiles = vision.mode == "tiles"
         return SessionOpened(
             ready=True,
             session=session.generation,
@@ -213,9 +225,12 @@ class SessionDesk:
             patch=vision.patch,
             merge=vision.merge,
             temporal_patch=vision.temporal_patch,
+            tile=vision.tile if tiles else 0,
+            thumbnail=vision.thumbnail if tiles else False,
+            tile_tokens=vision.tile_tokens if tiles else 0,
             mean=vision.mean,
             std=vision.std,
-            decoder=self._shared.decoder,
+            decoder=self._shared.built_by,
             vocab_size=plan.vocab_size,
             pad_token=plan.pad_token,
             image_token=plan.image_token,

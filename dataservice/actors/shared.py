@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from dataservice.actors.holes import HoleLedger
 from dataservice.actors.plan_messages import PlanInfo
 from dataservice.actors.planner_link import PlannerLink
+from dataservice.actors.policies import built_by
+from dataservice.actors.quarantine import QUARANTINE, Quarantine
 from dataservice.actors.registry import Registry
 from dataservice.actors.session import Session
 from dataservice.actors.state_log import StateLog
@@ -44,6 +47,7 @@ class Shared:
             max_share=config.errors.max_hole_share,
             max_in_a_row=config.errors.max_holes_in_a_row,
         )
+        self.quarantine = Quarantine(Path(config.state_dir) / QUARANTINE, self.holes)
         self.counters: Counter[str] = Counter()
         self.sample_counts: dict[str, Counter[str]] = {}
         """Source -> reason of core.tables.REASONS -> samples that were not packed as they are, of
@@ -58,6 +62,11 @@ class Shared:
         """What the step that is being planned waits for, in words; "" while it does not."""
         self.on_scale: Callable[[], None] = lambda: None
         """Called when the set of workers or stagers should be looked at."""
+
+    @property
+    def built_by(self) -> str:
+        """What a session's packs are built by; "" while `decoder` is."""
+        return built_by(self.decoder, self.config.errors.bad_image) if self.decoder else ""
 
     @property
     def plan(self) -> PlanInfo:

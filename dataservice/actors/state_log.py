@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataservice.actors.holes import Hole
 from dataservice.core.settings import Grid
 from dataservice.storage.journal import Journal
 from dataservice.wire.messages import CursorState, ResumeState
@@ -28,13 +29,6 @@ Homes = tuple[int, tuple[int, ...]]
 """What a placement depends on besides the cursor: (ranks a node, home node of each lane)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedHole:
-    key: str
-    reason: str
-    pack_number: int
-
-
 @dataclass(slots=True)
 class SavedSession:
     generation: int
@@ -46,8 +40,8 @@ class SavedSession:
     """Every rank was given all steps before it."""
     first: tuple[int, int]
     """(step, micro-step) where the session began."""
-    decoder: str
-    """Fingerprint of the decoders that its packs were built with."""
+    built_by: str
+    """Fingerprint of the decoders of its packs, and policy; see actors.policies."""
     homes: list[tuple[int, Homes]] = field(default_factory=list)
     """(first step, homes), steps rising."""
     planned_until: int = 0
@@ -57,7 +51,7 @@ class StateLog:
     def __init__(self, path: str) -> None:
         self._journal, records = Journal.open(path)
         self._path = path
-        self.holes: list[SavedHole] = []
+        self.holes: list[Hole] = []
         self.fenced_runs: set[str] = set()
         self.session: SavedSession | None = None
         self._digest = ""
@@ -73,7 +67,16 @@ class StateLog:
             self._generation = max(self._generation, record["generation"])
             self._digest_is(record["digest"])
         elif kind == "hole":
-            self.holes.append(SavedHole(record["key"], record["reason"], record["number"]))
+            self.holes.append(
+                Hole(
+                    key=record["key"],
+                    reason=record["reason"],
+                    pack_number=record["number"],
+                    policy=record.get("policy", "hole"),
+                    member=record.get("member", ""),
+                    archive=record.get("archive", ""),
+                )
+            )
         elif kind == "session":
             self._session_is(
                 SavedSession(
@@ -88,7 +91,7 @@ class StateLog:
                     hosts=dict(enumerate(record["hosts"])),
                     cursor=decode(CursorState, record["cursor"]),
                     first=(record["first"][0], record["first"][1]),
-                    decoder=record["decoder"],
+                    built_by=record["decoder"],
                 )
             )
         elif kind == "fenced":
@@ -128,7 +131,7 @@ class StateLog:
         journal.append({"kind": "epoch", "digest": self._digest, "generation": self._generation})
         journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
         for hole in self.holes:
-            journal.append(_hole_record(hole.key, hole.reason, hole.pack_number))
+            journal.append(_hole_record(hole))
         if self.session is not None:
             journal.append(_session_record(self.session))
             for step, homes in self.session.homes[-MOST_HOMES:]:
@@ -145,8 +148,8 @@ class StateLog:
             self._journal.append({"kind": "fenced", "runs": runs})
             self.fenced_runs.update(runs)
 
-    def hole(self, key: str, reason: str, pack_number: int) -> None:
-        self._journal.append(_hole_record(key, reason, pack_number))
+    def hole(self, hole: Hole) -> None:
+        self._journal.append(_hole_record(hole))
 
     def open_session(
         self,
@@ -155,7 +158,7 @@ class StateLog:
         state: ResumeState | None,
         hosts: Mapping[int, str],
         cursor: CursorState,
-        decoder: str,
+        built_by: str,
     ) -> int:
         """Returns the new session's generation number."""
         session = SavedSession(
@@ -166,7 +169,7 @@ class StateLog:
             hosts=dict(hosts),
             cursor=cursor,
             first=(cursor.step, state.micro_step if state is not None else 0),
-            decoder=decoder,
+            built_by=built_by,
             planned_until=cursor.step,
         )
         self._journal.append(_session_record(session))
@@ -208,8 +211,16 @@ class StateLog:
         self._journal.close()
 
 
-def _hole_record(key: str, reason: str, pack_number: int) -> dict[str, Any]:
-    return {"kind": "hole", "key": key, "reason": reason, "number": pack_number}
+def _hole_record(hole: Hole) -> dict[str, Any]:
+    return {
+        "kind": "hole",
+        "key": hole.key,
+        "reason": hole.reason,
+        "number": hole.pack_number,
+        "policy": hole.policy,
+        "member": hole.member,
+        "archive": hole.archive,
+    }
 
 
 def _homes_record(step: int, homes: Homes) -> dict[str, Any]:
@@ -227,5 +238,5 @@ def _session_record(session: SavedSession) -> dict[str, Any]:
         "hosts": [session.hosts[rank] for rank in range(grid.dp_size)],
         "cursor": encode(session.cursor),
         "first": list(session.first),
-        "decoder": session.decoder,
+        "decoder": session.built_by,
     }

@@ -44,9 +44,11 @@ def status_of(shared: Shared) -> dict[str, Any]:
         "session": _session(session),
         "workers": workers,
         "stagers": [_stager(seat) for _, seat in sorted(shared.registry.stagers.items())],
+        "bad_image": shared.config.errors.bad_image,
         "holes": len(shared.holes),
-        "hole_reasons": dict(list(shared.holes.reasons().items())[:100]),
-        "worst_shards": dict(shared.holes.by_shard().most_common(10)),
+        "hole_reasons": shared.holes.first_reasons(100),
+        "worst_shards": shared.holes.worst_shards(10),
+        "quarantine": str(shared.quarantine.path) if len(shared.holes) else "",
         "sample_counts": {name: dict(found) for name, found in shared.sample_counts.items()},
         "counters": dict(shared.counters),
         "counting": _counting(shared),
@@ -99,6 +101,7 @@ def _worker(seat: WorkerSeat) -> dict[str, Any]:
         "node": seat.hello.node,
         "endpoint": seat.hello.endpoint,
         "draining": seat.draining,
+        "retiring": stats.retiring if stats else "",
         "ready_bytes": stats.ready_bytes if stats else 0,
         "ready_packs": stats.ready_packs if stats else 0,
         "queued_packs": stats.queued_packs if stats else 0,
@@ -111,6 +114,8 @@ def _worker(seat: WorkerSeat) -> dict[str, Any]:
         "read_staged_bytes": stats.read_staged_bytes if stats else 0,
         "storage_stalls": stats.storage_stalls if stats else 0,
         "stuck_reads": stats.stuck_reads if stats else 0,
+        "stuck_decodes": stats.stuck_decodes if stats else 0,
+        "memory_bytes": stats.memory_bytes if stats else 0,
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dataservice.actors.holes import parts_of
 from dataservice.actors.plan_messages import PlannedStep
 from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.core.settings import Grid
@@ -38,6 +39,8 @@ class ActiveStep:
         num_packs = len(self.micro_step)
         self.worker: list[str | None] = [None] * num_packs
         """Id of the worker that builds pack i."""
+        self.suspects: set[int] = set()
+        """Packs that a worker had not finished when it ended without a word."""
         self.order = np.lexsort((np.arange(num_packs), self.dp_rank, self.micro_step))
         """Packs by (micro-step, rank): the order of need."""
         cell = self.micro_step[self.order] * grid.dp_size + self.dp_rank[self.order]
@@ -68,6 +71,16 @@ class ActiveStep:
             spec = decode(PackSpec, self.planned.specs[i])
             self._sample_keys[i] = [item.key for item in spec.items]
         return self._sample_keys[i]
+
+    def place_of(self, i: int, hole_key: str) -> tuple[str, str]:
+        """(member, archive) of a picture of pack i; empty for a record."""
+        sample, number = parts_of(hole_key)
+        spec = decode(PackSpec, self.planned.specs[i])
+        for item in spec.items:
+            if item.key == sample and number is not None and number < len(item.images):
+                image = item.images[number]
+                return image.member, spec.shards[image.shard].name
+        return "", ""
 
     def packs_of_cell(self, micro_step: int, dp_rank: int) -> Iterator[int]:
         cell = micro_step * self.grid.dp_size + dp_rank

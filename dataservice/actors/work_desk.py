@@ -1,7 +1,9 @@
 """Work at the coordinator: which worker builds which pack, its leases, failures and holes.
 
-Invariants: a hole is journalled before it is answered, and the first report of it wins; a worker
-whose lease ended loses its packs to the others, and clients learn the new endpoint when they ask.
+Invariants: a hole is journalled before it is answered, and the first report of it wins; where holes
+are not allowed none is recorded or given, and the first report fails the session; a worker whose
+lease ended, or that wants to end, loses its packs to the others, and clients learn the new endpoint
+when they ask; what a worker that ended without a word had not finished is built isolated.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import time
 from collections import Counter
 
 from dataservice.actors.counting_desk import CountingDesk
+from dataservice.actors.holes import Hole
+from dataservice.actors.policies import failure_of
 from dataservice.actors.registry import Entry, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
@@ -61,6 +65,7 @@ class WorkDesk:
         self._avoid: dict[tuple[int, str], frozenset[str]] = {}
         """Workers on which a pack failed."""
         self._complaints: Counter[str] = Counter()
+        self._policy = shared.config.errors.bad_image
 
     def forget_failures(self) -> None:
         self._attempts.clear()
@@ -148,9 +153,39 @@ class WorkDesk:
         seat = self._shared.registry.workers.pop(worker_id)
         self._complaints.pop(worker_id, None)
         left = self._outstanding(seat)
+        suspects = left if seat.stats is not None else []  # one that never asked has no pack
         if not (seat.draining and not left):
             self._shared.counters["workers_lost"] += 1
-            _LOG.warning("worker %s is gone (%s); %d packs go to others", worker_id, why, len(left))
+            _LOG.warning(
+                "worker %s is gone (%s); %d packs go to others, which decode the pictures of %d of "
+                "them in processes of their own",
+                worker_id,
+                why,
+                len(left),
+                len(suspects),
+            )
+        self._suspect(suspects)
+        self._move_packs(worker_id, left)
+
+    def _retire(self, seat: WorkerSeat, why: str) -> None:
+        """It has reported its holes and can end; what nobody has fetched from it is built anew."""
+        seat.draining = True
+        left = self._outstanding(seat)
+        self._shared.counters["workers_retired"] += 1
+        worker_id = seat.hello.worker_id
+        _LOG.warning("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
+        self._move_packs(worker_id, left)
+
+    def _suspect(self, packs: list[Entry]) -> None:
+        """One of them may have ended the worker."""
+        session = self._shared.session
+        for entry in packs:
+            if session is not None and entry.step in session.steps:
+                session.steps[entry.step].suspects.add(entry.pack)
+                self._shared.counters["packs_suspected"] += 1
+
+    def _move_packs(self, worker_id: str, left: list[Entry]) -> None:
+        """`left`: those of them that nobody has been given yet."""
         session = self._shared.session
         if session is not None:
             for step in sorted(session.steps):
@@ -184,7 +219,10 @@ class WorkDesk:
         seat = self._shared.registry.worker(request.worker_id, request.lease)
         if seat.stats is not None and request.served_packs > seat.stats.served_packs:
             self._complaints.pop(request.worker_id, None)
+        retires = request.retiring and not (seat.stats is not None and seat.stats.retiring)
         seat.stats = request
+        if retires:
+            self._retire(seat, request.retiring)
         self._counting.held(seat, request)
         until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
         known_held: int | None = None
@@ -239,7 +277,7 @@ class WorkDesk:
     ) -> Assignment:
         pack_id, spec = active.planned.pack_ids[i], active.planned.specs[i]
         holes: dict[str, str] = {}
-        if len(self._shared.holes):
+        if len(self._shared.holes) and self._policy != "fail":
             holes = self._shared.holes.of_samples(active.sample_keys(i))
         return Assignment(
             sequence=sequence,
@@ -250,10 +288,15 @@ class WorkDesk:
             spec=spec,
             holes=holes,
             storage_holes=self._attempts[session.generation, pack_id] >= STORAGE_HOLE_ATTEMPTS,
+            isolated=i in active.suspects,
         )
 
     async def get_assignment(self, request: GetAssignment) -> Assignment:
-        self._shared.registry.worker(request.worker_id, request.lease)
+        seat = self._shared.registry.worker(request.worker_id, request.lease)
+        if seat.stats is not None and seat.stats.retiring:
+            raise ServiceUnavailable(
+                f"worker {request.worker_id} retires; pack {request.pack_id} is built elsewhere"
+            )
         session = self._shared.current(request.session)
         found = self._shared.find(session, request.pack_id)
         if found is None:
@@ -267,22 +310,38 @@ class WorkDesk:
         self._shared.registry.worker(request.worker_id, request.lease)
         session = self._shared.session
         found = self._shared.find(session, request.pack_id) if session is not None else None
-        number = found[0].number(found[1]) if found is not None else -1
+        if session is None or found is None:
+            raise ServiceUnavailable(f"pack {request.pack_id} is needed by nobody any more")
+        active, i = found
+        if self._policy == "fail":
+            for key, reason in request.holes.items():
+                error = failure_of(self._hole(active, i, key, reason))
+                self._shared.fail(session, error)
+                raise error
         for key, reason in self._shared.holes.missing(request.holes).items():
-            self._shared.log.hole(key, reason, number)
-            self._shared.holes.add(key, reason, number)
+            hole = self._hole(active, i, key, reason)
+            self._shared.log.hole(hole)
+            self._shared.holes.add(hole)
+            self._shared.quarantine.add(hole)
             self._shared.counters["holes"] += 1
-            _LOG.warning("hole: %s: %s", key, reason)
-        if found is None:
-            return HolesDecided(holes=dict(request.holes))
+            _LOG.warning("hole: %s", hole)
         try:
-            self._shared.holes.check_budget(number)
+            self._shared.holes.check_budget(active.number(i))
         except HoleBudgetExceeded as error:
-            assert session is not None
             self._shared.fail(session, error)
             raise
-        active, i = found
         return HolesDecided(holes=self._shared.holes.of_samples(active.sample_keys(i)))
+
+    def _hole(self, active: ActiveStep, i: int, key: str, reason: str) -> Hole:
+        member, archive = active.place_of(i, key)
+        return Hole(
+            key=key,
+            reason=reason,
+            pack_number=active.number(i),
+            policy=self._policy,
+            member=member,
+            archive=archive,
+        )
 
     async def report_pack_failed(self, request: PackFailed) -> Ok:
         self._shared.registry.worker(request.worker_id, request.lease)

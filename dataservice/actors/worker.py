@@ -2,7 +2,8 @@
 
 Invariants: it owns nothing that another worker could not build again; ready bytes are bounded;
 a hole is decided by the coordinator before the pack that has it may be served; a worker whose lease
-ended registers anew and starts from nothing.
+ended registers anew and starts from nothing; one with too many threads that hang in pictures says
+so, hands its packs over and ends, and no such thread keeps it from ending.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-from dataservice.actors.build_queue import BuildQueue, Job
-from dataservice.actors.count_thread import CountThread
+from dataservice.actors.build_queue import Job
 from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Member
-from dataservice.actors.planner import padding_spec
 from dataservice.actors.waiting import Changes
-from dataservice.config import Config, config_from_json
-from dataservice.core.packspec import TOKEN_BYTES, PackSpec, padding_id
+from dataservice.actors.worker_memory import resident_bytes
+from dataservice.actors.worker_tools import IDLE_S, WorkerTools, frames_of
+from dataservice.config import config_from_json
+from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.errors import (
     DeadlineExceeded,
     LeaseLost,
@@ -32,18 +34,8 @@ from dataservice.errors import (
     StorageError,
     StorageTimeout,
 )
-from dataservice.pipeline.images import (
-    DecodeLimits,
-    ImageDecoder,
-    check_pillow,
-    decoder_fingerprint,
-)
-from dataservice.pipeline.materialize import BuiltPack, build_pack
-from dataservice.pipeline.pool import BuildPools
-from dataservice.pipeline.text import TextRenderer
+from dataservice.pipeline.images import check_decoders, decoder_fingerprint
 from dataservice.rpc.server import start_server
-from dataservice.storage.objects import ShardReader
-from dataservice.wire.codec import encode_pack
 from dataservice.wire.messages import (
     Assignment,
     GetAssignment,
@@ -59,8 +51,14 @@ from dataservice.wire.schema import decode
 
 _LOG = logging.getLogger(__name__)
 
-BUILDERS = 2
-"""Packs built at once: one may wait for storage while the other decodes."""
+
+def builders(decode_threads: int) -> list[tuple[str, bool]]:
+    """Name, and whether it builds text-only packs alone, of each builder thread.
+
+    A pack often has one picture, so there are as many as decode threads, and one that waits for
+    storage, checks and frames meanwhile; text-only packs have one more that no picture holds up.
+    """
+    return [*((f"builder-{i}", False) for i in range(decode_threads + 1)), ("builder-text", True)]
 
 
 class Worker:
@@ -76,7 +74,7 @@ class Worker:
         advertise: str | None = None,
         insecure: bool = False,
     ) -> None:
-        check_pillow()
+        check_decoders()
         self.worker_id = worker_id
         self.node = node
         self._bind = bind
@@ -97,9 +95,12 @@ class Worker:
         self._served_packs = 0
         self._served_bytes = 0
         self._stopping = False
+        self._retiring = ""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tools: _Tools | None = None
+        self._tools: WorkerTools | None = None
         self._threads: list[threading.Thread] = []
+        self._builders: list[threading.Thread] = []
+        """Of those, the ones that build packs."""
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Worker:
                     self._take(work)
                     if work.drain:
                         break
-                    if not all(thread.is_alive() for thread in self._threads):
+                    if not self._retiring and not all(t.is_alive() for t in self._threads):
                         _LOG.error("a thread of this worker has ended: it ends as well")
                         break
         finally:
@@ -142,14 +143,17 @@ class Worker:
         if self._tools is not None:
             self._tools.queue.start_session(0)
             return
-        self._tools = _Tools(config_from_json(seat.config), self._wake, self._ask, self._seat)
-        runs = [(f"builder-{number}", self._build_loop) for number in range(BUILDERS)]
+        self._tools = WorkerTools(config_from_json(seat.config), self._wake, self._ask, self._seat)
+        names = builders(self._tools.decode_threads)
+        runs: list[tuple[str, Callable[[], None]]] = [
+            (name, partial(self._build_loop, text_only)) for name, text_only in names
+        ]
         if self._tools.counting is not None:
             runs.append(("counting", self._tools.counting.run))
-        for name, target in runs:
-            thread = threading.Thread(target=target, name=name)
+        self._threads = [threading.Thread(target=target, name=name) for name, target in runs]
+        self._builders = self._threads[: len(names)]
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
 
     def _pull_request(self) -> PullWork:
         tools = self.tools
@@ -166,25 +170,44 @@ class Worker:
             built_packs=self._built,
             served_packs=self._served_packs,
             served_bytes=self._served_bytes,
-            decode_s=tools.pools.decodes.busy_s,
+            decode_s=tools.decode_s,
             read_origin_bytes=tools.reader.origin_bytes,
             read_staged_bytes=tools.reader.staged_bytes,
             images=self._images,
             storage_stalls=self._stalls,
             stuck_reads=tools.reader.stuck_reads,
+            stuck_decodes=tools.stuck_decodes,
+            memory_bytes=resident_bytes(),
+            retiring=self._retire_if_stuck(tools),
             counting=() if tools.counting is None else tools.counting.held(),
         )
 
+    def _retire_if_stuck(self, tools: WorkerTools) -> str:
+        """Why this worker wants to end; "" while it does not.
+
+        Nothing but the end of the process gives a thread back that hangs in a decoder. The packs
+        that are being built come first: their holes are what keeps the next worker from hanging.
+        """
+        most, stuck = tools.config.workers.max_stuck_threads, tools.stuck_decodes
+        if not self._retiring and stuck >= most:
+            self._retiring = (
+                f"{stuck} of its threads hang in pictures; workers.max_stuck_threads is {most}"
+            )
+            _LOG.warning("worker %s builds no more packs: %s", self.worker_id, self._retiring)
+            tools.queue.close()
+        building = any(thread.is_alive() for thread in self._builders)
+        return "" if building else self._retiring
+
     def _take(self, work: Work) -> None:
         queue = self.tools.queue
+        self.tools.isolated.close_idle(IDLE_S)
         if work.session != queue.session:
             queue.start_session(work.session)
             self._sequence = 0
         self.tools.reader.cache_dir = work.cache_dir or None
         queue.forget_before(work.held_step)
-        for assignment in work.assignments:
-            queue.add(self._job(work.session, assignment))
-            self._sequence = max(self._sequence, assignment.sequence)
+        queue.add(*(self._job(work.session, assignment) for assignment in work.assignments))
+        self._sequence = max([self._sequence, *(a.sequence for a in work.assignments)])
         if self.tools.counting is not None:
             self.tools.counting.add(work.count)
 
@@ -197,11 +220,12 @@ class Worker:
             spec=spec,
             holes=assignment.holes,
             storage_holes=assignment.storage_holes,
+            isolated=assignment.isolated,
             size_bytes=TOKEN_BYTES * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
         )
 
     @property
-    def tools(self) -> _Tools:
+    def tools(self) -> WorkerTools:
         if self._tools is None:
             raise ServiceUnavailable(f"worker {self.worker_id} has not joined the service yet")
         return self._tools
@@ -213,9 +237,9 @@ class Worker:
 
     # ---- building ----------------------------------------------------------------------------
 
-    def _build_loop(self) -> None:
+    def _build_loop(self, text_only: bool) -> None:
         tools = self.tools
-        while (job := tools.queue.take()) is not None:
+        while (job := tools.queue.take(text_only=text_only)) is not None:
             try:
                 frames = self._build(tools, job)
             except Exception as error:
@@ -227,12 +251,12 @@ class Worker:
                 self._images += sum(item.kept_images for item in job.spec.items)
                 tools.queue.finish(job, frames)
 
-    def _build(self, tools: _Tools, job: Job) -> list[bytes]:
+    def _build(self, tools: WorkerTools, job: Job) -> list[bytes]:
         holes = job.holes
         while True:
             built = tools.build(job, holes)
             if not built.new_holes:
-                return encode_pack(built.arrays, built.meta)
+                return frames_of(built)
             # decided by the coordinator before anybody may see the pack: the first report wins
             decided = self._ask(
                 ReportHoles(
@@ -244,7 +268,7 @@ class Worker:
             )
             holes = {**holes, **decided.holes}
 
-    def _build_failed(self, tools: _Tools, job: Job, error: Exception) -> None:
+    def _build_failed(self, tools: WorkerTools, job: Job, error: Exception) -> None:
         if isinstance(error, StorageTimeout):
             self._stalls += 1
         if isinstance(error, StorageError | StaleIndexError):
@@ -337,70 +361,3 @@ class Worker:
             raise SessionFenced(
                 f"session {request.session} is over, this worker builds for session {session}"
             )
-
-
-class _Tools:
-    """What the config decides: made once the coordinator has told it."""
-
-    def __init__(
-        self,
-        config: Config,
-        on_change: Callable[[], None],
-        ask: Callable[[object], Any],
-        seat: Callable[[], tuple[str, int]],
-    ) -> None:
-        self.config = config
-        workers, vision = config.workers, config.plan.vision
-        self.patch_bytes = vision.patch_bytes
-        self.renderer = TextRenderer.build(config.text)
-        self.formats = {source.name: source.format for source in config.sources}
-        self.reader = ShardReader(
-            None, deadline_s=config.staging.deadline_s, retries=config.staging.retries
-        )
-        self.pools = BuildPools(decode_threads=workers.decode_threads)
-        self.limits = DecodeLimits(
-            deadline_s=workers.decode_deadline_s,
-            max_pixels=workers.max_image_pixels,
-        )
-        self.decoder = ImageDecoder(vision, self.limits)
-        self.counting: CountThread | None = None
-        if config.index == "lazy":
-            self.counting = CountThread(config, self.renderer, self.reader, ask, seat)
-        self.queue = BuildQueue(ready_bytes_bound=workers.ready_bytes, on_change=on_change)
-        plan = self.config.plan
-        lengths = {plan.pack_length, *(phase.pack_length or 0 for phase in plan.phases)} - {0}
-        self._padding_specs = {padding_id(n): padding_spec(n) for n in lengths}
-        self._padding: dict[str, list[bytes]] = {}
-        self.closed = False
-
-    def build(self, job: Job, holes: dict[str, str]) -> BuiltPack:
-        return self._build(job.spec, holes, storage_holes=job.storage_holes)
-
-    def _build(self, spec: PackSpec, holes: dict[str, str], *, storage_holes: bool) -> BuiltPack:
-        return build_pack(
-            spec,
-            reader=self.reader,
-            renderer=self.renderer,
-            formats=self.formats,
-            rules=self.config.plan.vision,
-            holes=holes,
-            storage_holes=storage_holes,
-            decoder=self.decoder,
-            limits=self.limits,
-            pool=self.pools,
-        )
-
-    def padding_frames(self, pack_id: str) -> list[bytes] | None:
-        """None for what is no padding pack of the plan."""
-        if pack_id in self._padding_specs and pack_id not in self._padding:
-            built = self._build(self._padding_specs[pack_id], {}, storage_holes=False)
-            self._padding[pack_id] = encode_pack(built.arrays, built.meta)
-        return self._padding.get(pack_id)
-
-    def close(self) -> None:
-        self.closed = True
-        self.queue.close()
-        if self.counting is not None:
-            self.counting.close()
-        self.pools.close()
-        self.reader.close()

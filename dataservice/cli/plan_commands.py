@@ -89,8 +89,8 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME=A,B",
-            help="Also for these values, of dp_size, pack_length, max_pixels or open_bins; "
-            "several: all combinations.",
+            help="Also for these values, of dp_size, pack_length, max_pixels, max_tiles or "
+            "open_bins; several: all combinations.",
         ),
     ] = None,
     html: Annotated[

@@ -32,6 +32,7 @@ from dataservice.core.simulate import (
 from dataservice.core.simulate.pool import PACKERS, PackPool, pool_of
 from dataservice.core.simulate.workloads import MIXES, SyntheticIndex, mix_named, vision
 from dataservice.core.tables import IndexView
+from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 
 DEFAULT_VIT_MS = 0.84
@@ -39,7 +40,7 @@ DEFAULT_VIT_MS = 0.84
 900 ms for 3,000 tokens, 0.28 ms for each further one; a backward pass takes about twice as long."""
 DEFAULT_NODE_GBITS = 100.0
 DEFAULT_RANKS_PER_NODE = 8
-SWEEPS = ("dp_size", "pack_length", "max_pixels", "open_bins")
+SWEEPS = ("dp_size", "pack_length", "max_pixels", "max_tiles", "open_bins")
 _WINDOW_PACKS = AUTO_WINDOW_PACKS
 """Of a synthetic plan's windows, at about a thousand tokens a sample or more."""
 LEAST_GIVEN, MOST_GIVEN = 1e-9, 1e9
@@ -223,13 +224,13 @@ def _settings(workload: Workload, options: Options) -> PlanSettings:
     check_settings(settings)
     if settings.phases:
         phase = settings.phases[0]
-        vision, weights = settings.vision, dict(phase.weights or ())
+        weights = dict(phase.weights or ())
         settings = dataclasses.replace(
             settings,
             phases=(),
             pack_length=phase.pack_length or settings.pack_length,
             packer=phase.packer or settings.packer,
-            vision=dataclasses.replace(vision, max_pixels=phase.max_pixels or vision.max_pixels),
+            vision=phase.rules(settings.vision),
             sources=tuple(
                 dataclasses.replace(source, weight=weights.get(source.name, "0"))
                 for source in settings.sources
@@ -259,18 +260,25 @@ def _by_the_sources(segregate: Segregation | None) -> Segregation | None:
 
 
 def _with(settings: PlanSettings, values: Mapping[str, int]) -> PlanSettings:
-    vision = settings.vision
-    max_pixels = values.get("max_pixels", vision.max_pixels)
-    if max_pixels < vision.min_pixels:
-        raise ConfigError(
-            f"--sweep max_pixels={max_pixels}: is below min_pixels, {vision.min_pixels}"
-        )
     return dataclasses.replace(
         settings,
         pack_length=values.get("pack_length", settings.pack_length),
         open_bins=values.get("open_bins", settings.open_bins),
-        vision=dataclasses.replace(vision, max_pixels=max_pixels),
+        vision=_with_limit(settings.vision, values),
     )
+
+
+def _with_limit(vision: VisionRules, values: Mapping[str, int]) -> VisionRules:
+    own, other = ("tiles", "pixels") if vision.mode == "tiles" else ("pixels", "tiles")
+    if f"max_{other}" in values:
+        raise ConfigError(
+            f"--sweep max_{other}={values[f'max_{other}']}: says nothing where vision.mode is "
+            f"{vision.mode}; sweep max_{own}"
+        )
+    limit, least = values.get(f"max_{own}", vision.limit), getattr(vision, f"min_{own}")
+    if limit < least:
+        raise ConfigError(f"--sweep max_{own}={limit}: is below min_{own}, {least}")
+    return vision.with_limit(limit)
 
 
 class _Runner:

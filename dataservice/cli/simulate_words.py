@@ -55,6 +55,7 @@ SETTING = {
     "dp_size": "ranks",
     "pack_length": "pack length",
     "max_pixels": "max pixels",
+    "max_tiles": "max tiles",
     "open_bins": "open bins",
 }
 
@@ -123,8 +124,8 @@ def _compute(report: Report) -> str:
     spread = (
         "in proportion to its image tokens"
         if settings.cost == "image_tokens"
-        else f"in proportion to its vit_cost, the sum of p * ({settings.p_ref:,} + p) over images "
-        "of p patches"
+        else f"in proportion to its vit_cost, the sum of p * ({settings.p_ref:,} + p) over "
+        f"{'tiles' if settings.vision.mode == 'tiles' else 'images'} of p patches"
     )
     return (
         f"A pack takes the LLM {llm}; the vision encoder takes {per_token}, on average: "

@@ -17,10 +17,12 @@ def print_status(report: dict[str, Any], console: Console) -> None:
         console.print(_workers(report["workers"]))
     if report.get("stagers"):
         console.print(_stagers(report["stagers"]))
-    for trouble in _storage_troubles(report):
+    for trouble in _storage_troubles(report) + _picture_troubles(report):
         console.print(trouble, highlight=False)
     for shard, count in report.get("worst_shards", {}).items():
-        console.print(f"holes in {shard}: {count}", highlight=False)
+        console.print(f"holes in {shard}: {count:,}", highlight=False)
+    if report.get("quarantine"):
+        console.print(f"every hole: {report['quarantine']}", highlight=False)
 
 
 def _facts(report: dict[str, Any]) -> Table:
@@ -32,7 +34,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "plan": str(report.get("plan_digest", ""))[:12],
         "samples": report.get("samples"),
         "workers": f"{len(report.get('workers', []))} of {report.get('target_workers', 0)} wanted",
-        "holes": report.get("holes"),
+        "holes": _holes(report),
         "session": "no trainer yet" if session is None else _session(session),
     }
     for name, value in facts.items():
@@ -46,6 +48,12 @@ def _facts(report: dict[str, Any]) -> Table:
         if session["failure"]:
             table.add_row("failure", session["failure"])
     return table
+
+
+def _holes(report: dict[str, Any]) -> str:
+    if "bad_image" not in report:  # the service is still opening its index
+        return ""
+    return f"{report['holes']:,} (bad_image: {report['bad_image']})"
 
 
 def _counting(counting: dict[str, Any]) -> str:
@@ -114,6 +122,20 @@ def _storage_troubles(report: dict[str, Any]) -> list[str]:
             found.append(
                 f"staging on {stager['host']}: {stager['errors']:,} copies failed, last: "
                 f"{stager['last_error']}"
+            )
+    return found
+
+
+def _picture_troubles(report: dict[str, Any]) -> list[str]:
+    """Workers with decoders that hang, one line each."""
+    found = []
+    for worker in report.get("workers", []):
+        if worker.get("retiring"):
+            found.append(f"worker {worker['id']} retires: {worker['retiring']}")
+        elif worker.get("stuck_decodes"):
+            found.append(
+                f"worker {worker['id']}: {worker['stuck_decodes']:,} decodes hang past their "
+                "deadline"
             )
     return found
 

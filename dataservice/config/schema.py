@@ -32,12 +32,14 @@ from dataservice.core.settings import (
 )
 from dataservice.core.vision import VisionRules
 from dataservice.masking import mask_urls
+from dataservice.pipeline.text_settings import TEMPLATES, TextSettings
 from dataservice.storage.records import RecordReader
 from dataservice.storage.sources import Mismatch, RecordFormat
 
 _PLAN = PlanSettings(sources=())
 _VISION = VisionRules()
 _BALANCE = BalanceSettings()
+_TEXT = TextSettings()
 
 # ---- values --------------------------------------------------------------------------------------
 
@@ -57,6 +59,18 @@ def _tokenizer_file(value: str, info: ValidationInfo) -> str:
     return value if value == "bytes" else _path(value, info)
 
 
+def _template(value: str, info: ValidationInfo) -> str:
+    if value in TEMPLATES:
+        return value
+    path = _path(value, info)
+    if "/" not in value and not value.endswith(".jinja"):
+        raise ValueError(
+            f"is none of {', '.join(TEMPLATES)}, nor the path of a .jinja file or a tokenizer's "
+            "folder (write ./ before a folder's name)"
+        )
+    return path
+
+
 def _none_if(word: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == word else value)
 
@@ -71,6 +85,7 @@ PathList = Annotated[list[PathStr], BeforeValidator(_as_list)]
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 Exact = Annotated[str, BeforeValidator(exact)]
 Count = Annotated[int, Field(ge=1)]
+TokenName = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AutoCount = Annotated[Count | None, _none_if("auto")]
 Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
@@ -140,8 +155,22 @@ class MixtureSection(Section):
 
 class TokenizerSection(Section):
     file: Annotated[str, AfterValidator(_tokenizer_file)] = "bytes"
-    template: Literal["plain", "chatml"] = "chatml"
-    loss: Literal["assistant", "all"] = "assistant"
+    template: Annotated[str, AfterValidator(_template)] = _TEXT.template
+    loss: Literal["assistant", "all"] = _TEXT.loss
+    begin_of_text: TokenName | None = _TEXT.begin_of_text
+    end_of_text: TokenName = _TEXT.end_of_text
+    image_token: TokenName = _TEXT.image_token
+    image_start: TokenName | None = _TEXT.image_start
+    image_end: TokenName | None = _TEXT.image_end
+
+    @property
+    def settings(self) -> TextSettings:
+        return TextSettings(tokenizer=self.file, **self.model_dump(exclude={"file"}))
+
+    @model_validator(mode="after")
+    def _different_tokens(self) -> Self:
+        self.settings.check()
+        return self
 
 
 class VisionSection(BoundedSection):
@@ -170,6 +199,8 @@ class VisionSection(BoundedSection):
             raise ValueError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
         if self.min_tiles > self.max_tiles:
             raise ValueError(f"min_tiles {self.min_tiles} is above max_tiles {self.max_tiles}")
+        if self.mode == "tiles" and self.tile % self.patch:
+            raise ValueError(f"tile {self.tile} is not a multiple of patch {self.patch}")
         if (self.patch * self.merge) ** 2 > self.max_pixels:
             raise ValueError(
                 f"max_pixels {self.max_pixels} is less than one image token, "
@@ -188,6 +219,7 @@ class PhaseSection(BoundedSection):
     pack_length: Count | None = None
     packer: Packer | None = None
     max_pixels: Count | None = None
+    max_tiles: Count | None = None
     weights: Weights | None = None
 
 
@@ -255,10 +287,10 @@ class StagingSection(Section):
 
 
 class WorkersSection(Section):
-    count: Count = 1
+    count: AutoCount = None
     min: Count = 1
     max: Count = 64
-    decode_threads: Count = 2
+    decode_threads: AutoCount = None
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     ready_bytes: Size = 1024**3
     resource: Annotated[str, Field(min_length=1)] = "data_node"
@@ -270,7 +302,9 @@ class WorkersSection(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if not self.min <= self.count <= self.max:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        if self.count is not None and not self.min <= self.count <= self.max:
             raise ValueError(f"count {self.count} is not between min {self.min} and max {self.max}")
         return self
 

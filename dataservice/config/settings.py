@@ -29,7 +29,7 @@ from dataservice.core.settings import (
 )
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
-from dataservice.pipeline.text import TextSettings
+from dataservice.pipeline.text_settings import TextSettings
 from dataservice.storage.sources import SourceFiles
 
 
@@ -49,11 +49,13 @@ class StagingSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSettings:
-    count: int
-    """At the start; `dataservice scale` changes it within min and max."""
+    count: int | None
+    """At the start; `dataservice scale` changes it within min and max. None: by the data nodes'
+    cores."""
     min: int
     max: int
-    decode_threads: int
+    decode_threads: int | None
+    """None: the worker's share of its machine's cores."""
     num_cpus: float
     """That Ray reserves for one worker."""
     ready_bytes: int
@@ -167,11 +169,7 @@ def _build(file: ConfigFile) -> Config:
     return Config(
         job=file.job,
         sources=tuple(map(_source_files, file.sources)),
-        text=TextSettings(
-            tokenizer=file.tokenizer.file,
-            template=file.tokenizer.template,
-            loss=file.tokenizer.loss,
-        ),
+        text=file.tokenizer.settings,
         plan=_build_plan(file),
         index_dir=file.index_dir,
         index=file.index,

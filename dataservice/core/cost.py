@@ -15,7 +15,13 @@ from dataservice.core.fitted import FS_PER_NS, FittedCost
 from dataservice.core.limits import MAX_COST
 from dataservice.core.settings import CostModel
 from dataservice.core.tables import SampleColumns
-from dataservice.core.vision import VisionRules, num_patches, target_sizes
+from dataservice.core.vision import (
+    VisionRules,
+    num_patches,
+    planned_sizes,
+    squared,
+    tokens_of,
+)
 from dataservice.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -32,7 +38,7 @@ class SampleMeasures:
     num_images: Ints
     num_patches: Ints
     patches_squared: Ints
-    """Sum of p^2 over the sample's images."""
+    """Sum of p^2 over the sample's images, or their tiles."""
 
 
 def sum_groups(values: Ints, offsets: Ints) -> Ints:
@@ -55,9 +61,9 @@ def sample_cost(
     """int64 [N]: what each sample, or piece of one, adds to its pack's cost.
 
     All arrays are int64 [N]; `length` is that of the piece, for attention never leaves it.
-    vit_cost: the sum over images of p * (p_ref + p), the integer form of p * (1 + p / p_ref);
-    image_tokens: their number; fitted: nanoseconds, see `nanoseconds`. ConfigError for `fitted`
-    without coefficients, and for costs that add up to more than MAX_COST.
+    vit_cost: the sum over images, or tiles, of p * (p_ref + p), the integer form of
+    p * (1 + p / p_ref); image_tokens: their number; fitted: nanoseconds, see `nanoseconds`.
+    ConfigError for `fitted` without coefficients, and for costs that add up to more than MAX_COST.
     """
     if model == "vit_cost":
         _check_total(p_ref * _total(num_patches) + _total(patches_squared), "lower plan.p_ref or")
@@ -89,7 +95,7 @@ def _check_total(total: int, remedy: str) -> None:
     if total > MAX_COST:
         raise ConfigError(
             f"plan.cost: the samples of a window add up to {total:,}, more than {MAX_COST:,}; "
-            f"{remedy} vision.max_pixels"
+            f"{remedy} vision.max_pixels (max_tiles of tiles)"
         )
 
 
@@ -111,15 +117,15 @@ def nanoseconds(*terms: tuple[int, Ints]) -> Ints:
 
 def measure(columns: SampleColumns, *, rules: VisionRules) -> SampleMeasures:
     """Everything that costs and limits are made of, for whole samples."""
-    height, width = target_sizes(columns.height, columns.width, rules)
+    height, width = planned_sizes(columns.height, columns.width, rules)
     patches = num_patches(height, width, rules)
     offsets = columns.image_offsets
-    image_tokens = sum_groups(patches // rules.merge**2, offsets)
+    image_tokens = sum_groups(tokens_of(patches, rules), offsets)
     return SampleMeasures(
         length=columns.text_tokens + image_tokens,
         loss_tokens=columns.loss_tokens,
         image_tokens=image_tokens,
         num_images=np.diff(offsets),
         num_patches=sum_groups(patches, offsets),
-        patches_squared=sum_groups(patches * patches, offsets),
+        patches_squared=sum_groups(squared(patches, rules), offsets),
     )

@@ -6,7 +6,7 @@ so that a client talks to as few workers as it can while every worker gets an eq
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 
 def worker_slot(dp_rank: int, micro_step: int, *, dp_size: int, num_workers: int) -> int:
@@ -52,18 +52,24 @@ def next_to_build(
     *,
     ready_bytes_bound: int,
     num_ranks: int,
+    asked: Container[int] = (),
+    among: Container[int] | None = None,
 ) -> int | None:
-    """Position in `waiting` of the pack to build next, or None while every rank is at its bound.
+    """Position in `waiting` of the pack to build next, or None while there is none to build.
 
-    `waiting` holds (step, micro_step, dp_rank), `sizes` their bytes. A rank may hold an equal share
-    of the bound and always one pack, so one stalled client never takes the room of the others.
+    `waiting` holds (step, micro_step, dp_rank), `sizes` their bytes, `asked` the positions of those
+    that a client waits for. The first in the order of need is chosen that is in `among` (None: any)
+    and is asked for or fits: a rank may hold an equal share of the bound and always one pack, so
+    one stalled client never takes the room of the others. A pack fits only where all of its rank
+    that are needed earlier do, so one that is built out of turn takes no room from them.
     """
     share = ready_bytes_bound // max(1, num_ranks)
-    best: int | None = None
-    for i, key in enumerate(waiting):
-        held = ready_bytes_of_rank.get(key[2], 0)
-        if held and held + sizes[i] > share:
-            continue
-        if best is None or key < waiting[best]:
-            best = i
-    return best
+    taken: dict[int, int] = {}
+    for i in sorted(range(len(waiting)), key=waiting.__getitem__):
+        rank = waiting[i][2]
+        before = taken.get(rank, ready_bytes_of_rank.get(rank, 0))
+        taken[rank] = before + sizes[i]
+        fits = before == 0 or taken[rank] <= share
+        if (fits or i in asked) and (among is None or i in among):
+            return i
+    return None

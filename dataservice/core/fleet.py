@@ -1,4 +1,5 @@
-"""Which stagers and workers to start and stop, from what is alive and what is wanted.
+"""Which stagers and workers to start and stop, from what is alive and what is wanted, and how many
+workers with how many decode threads a machine takes.
 
 Invariants: one stager a data node; workers spread evenly over data nodes; nothing is placed on a
 node that is suspected dead; the same picture always gives the same decision.
@@ -9,6 +10,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+CORES_A_WORKER = 4
+"""Above that the part of a worker that one thread at a time can do, a tenth where pictures are
+small, begins to keep its decode threads waiting."""
+
+
+def workers_of_node(cores: int) -> int:
+    """The fewest processes that keep all cores decoding."""
+    return max(1, -(-cores // CORES_A_WORKER))
+
+
+def decode_threads(cores: int) -> int:
+    """Of each worker, on a machine with so many cores and `workers_of_node` of them."""
+    return max(1, -(-cores // workers_of_node(cores)))
+
+
+def workers_at_start(cores_of_nodes: Sequence[int], *, least: int, most: int) -> int:
+    return max(least, min(most, sum(map(workers_of_node, cores_of_nodes))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,10 @@ LARGEST: dict[str, int] = {
     "temporal_patch": 1 << 12,
     "min_pixels": 1 << 32,
     "max_pixels": 1 << 32,
+    "tile": 1 << 12,
+    "min_tiles": 1 << 8,
+    "max_tiles": 1 << 8,
+    "tile_tokens": 1 << 24,
     # balance
     "min_images_per_rank": 1 << 40,
 }

@@ -63,6 +63,7 @@ class ImageSpec:
     """Upright, before the resize, as the header says."""
     height: int
     target_width: int
+    """After the resize; of tiles, of all but the thumbnail."""
     target_height: int
 
 
@@ -115,4 +116,4 @@ class PackSpec:
     """In the order in which they stand in the pack. Empty for a padding pack."""
     num_tokens: int
     num_patches: int
-    """Of kept images."""
+    """Of kept images; of tiles those within them, the thumbnails' with them."""

@@ -54,8 +54,16 @@ class Phase:
     pack_length: int | None = None
     packer: Packer | None = None
     max_pixels: int | None = None
+    """Of patches only."""
+    max_tiles: int | None = None
+    """Of tiles only."""
     weights: tuple[tuple[str, str], ...] | None = None
     """(source, weight) of every source that takes part; endless runs only."""
+
+    def rules(self, vision: VisionRules) -> VisionRules:
+        """The plan's, as they are in this phase."""
+        limit = self.max_tiles if vision.mode == "tiles" else self.max_pixels
+        return vision if limit is None else vision.with_limit(limit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

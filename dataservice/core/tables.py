@@ -123,8 +123,9 @@ class WindowPlan:
     """Of the whole sample, at its planned image sizes."""
     kept_images: NDArray[np.int64]
     """The first of the sample's images that stand before `stop`."""
-    max_pixels: NDArray[np.int64]
-    """Of each of the item's images: the phase's, or less where it was shrunk."""
+    image_limit: NDArray[np.int64]
+    """The max_pixels, or max_tiles, of each of the item's images: the phase's, or less where they
+    were shrunk."""
     # one value a pack
     tokens: NDArray[np.int64]
     image_tokens: NDArray[np.int64]

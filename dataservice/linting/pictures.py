@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
+from dataservice.core.vision import VisionRules
 from dataservice.errors import (
     DataError,
     DeadlineExceeded,
@@ -20,7 +23,8 @@ from dataservice.errors import (
     StaleIndexError,
     StorageError,
 )
-from dataservice.pipeline.pixels import load_rgb, picture_header, planned_header
+from dataservice.pipeline.decoding import DecodeLimits, decode_whole
+from dataservice.pipeline.decoding.headers import picture_header, planned_header
 from dataservice.pipeline.pool import DeadlinePool, Job
 from dataservice.storage.probe import ImageHeader
 
@@ -49,10 +53,10 @@ _Wait = Callable[[], Picture | DataError]
 class PictureChecker:
     """Owns its threads: close it."""
 
-    def __init__(self, *, digest: bool, max_pixels: int, deadline_s: float) -> None:
+    def __init__(self, *, digest: bool, rules: VisionRules, limits: DecodeLimits) -> None:
         self._digest = digest
-        self._max_pixels = max_pixels
-        self._deadline_s = deadline_s
+        self._rules = rules
+        self._limits = limits
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
         self._small = DeadlinePool(threads, name="lint")
         self._large = DeadlinePool(1, name="lint-large")
@@ -81,9 +85,9 @@ class PictureChecker:
         try:
             data, size = fetch()
             if size is None:
-                header = picture_header(data, self._max_pixels)
+                header = picture_header(data, self._limits)
             else:
-                header = planned_header(data, *size, self._max_pixels)
+                header = planned_header(data, *size, self._limits)
         except (StorageError, StaleIndexError) as error:
             refused: DataError = ImageError(f"could not be read: {error}")
             return 0, lambda: refused
@@ -95,25 +99,23 @@ class PictureChecker:
         job = pool.submit(
             partial(self._decode, data, header),
             commit=lambda picture: picture,
-            deadline_s=self._deadline_s,
+            deadline_s=self._limits.deadline_s,
         )
         return len(data), partial(_result, pool, job)
 
     def _decode(self, data: bytes, header: ImageHeader) -> Picture:
         try:
-            rgb = load_rgb(data, header)
+            pixels = decode_whole(data, header, self._rules).pixels
         except MemoryError:
             raise ImageError(
                 f"too many pixels: no memory to decode {header.width}x{header.height}"
             ) from None
         mean = None
         if self._digest:
-            counts = rgb.histogram()
-            sums = [
-                sum(value * count for value, count in enumerate(counts[start : start + 256]))
-                for start in (0, 256, 512)
-            ]
-            red, green, blue = (round(total / (rgb.width * rgb.height), 1) for total in sums)
+            sums = pixels[:, :, :3].sum(axis=(0, 1), dtype=np.uint64)
+            red, green, blue = (
+                round(total / (header.width * header.height), 1) for total in sums.tolist()
+            )
             mean = red, green, blue
         return Picture(width=header.width, height=header.height, mean_rgb=mean)
 

@@ -13,11 +13,12 @@ import posixpath
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from dataservice.core.vision import VisionRules
 from dataservice.errors import ArchiveError, DataError, StorageError
 from dataservice.linting.findings import Finding, Kind
 from dataservice.linting.kinds import FileKind, kind_by_name
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 DEADLINE_S = 10.0
 """Of one read, and of the decode of one picture."""
 DEFAULT_MAX_PIXELS = 100_000_000
-"""As of a run whose config says nothing of `workers.max_image_pixels`."""
+DEFAULT_MAX_IMAGE_BYTES = 256 * 1024**2
+"""As of a run whose config says nothing of `workers.max_image_pixels` and `max_image_bytes`."""
 
 _KINDS: dict[FileKind, Kind] = {"image": "image", "zip": "zip", "tar": "tar", "records": "jsonl"}
 
@@ -55,6 +57,9 @@ class Options:
     digest: bool = False
     """Whether findings have the mean colour of pictures and the SHA-256 of members."""
     max_pixels: int = DEFAULT_MAX_PIXELS
+    max_image_bytes: int = DEFAULT_MAX_IMAGE_BYTES
+    vision: VisionRules = field(default_factory=VisionRules)
+    """What lies under transparent pictures, and whether colour profiles count."""
     read_deadline_s: float = DEADLINE_S
     decode_deadline_s: float = DEADLINE_S
 
@@ -79,6 +84,8 @@ def lint_config(config: Config, *, digest: bool) -> Iterator[Finding]:
     options = Options(
         digest=digest,
         max_pixels=config.workers.max_image_pixels,
+        max_image_bytes=config.workers.max_image_bytes,
+        vision=config.plan.vision,
         read_deadline_s=config.staging.deadline_s,
         decode_deadline_s=config.workers.decode_deadline_s,
     )
@@ -257,16 +264,16 @@ class _Linter:
     @cached_property
     def _checker(self) -> PictureChecker:
         from dataservice.linting.pictures import PictureChecker
+        from dataservice.pipeline.decoding import DecodeLimits
 
         options = self._options
+        limits = DecodeLimits(
+            deadline_s=options.decode_deadline_s,
+            max_pixels=options.max_pixels,
+            max_bytes=options.max_image_bytes,
+        )
         return self._owned.enter_context(
-            closing(
-                PictureChecker(
-                    digest=options.digest,
-                    max_pixels=options.max_pixels,
-                    deadline_s=options.decode_deadline_s,
-                )
-            )
+            closing(PictureChecker(digest=options.digest, rules=options.vision, limits=limits))
         )
 
     @cached_property

@@ -2,8 +2,9 @@
 
 Invariants: the bytes are a function of the spec, the shards' content, the settings and the holes
 alone, whatever thread comes first; the layout never depends on whether a picture could be had; a
-hole is zeros in the picture's patches and -100 in all labels of its sample; a record that cannot
-be had is padding, one document, all its labels -100; a record that is a list of records is as many
+hole is zeros in the picture's patches and -100 in all labels of its sample, or, where fallbacks are
+wanted, FALLBACK in its patches and the labels as they are; a record that cannot be had is padding,
+one document, all its labels -100, in either case; a record that is a list of records is as many
 documents, side by side; of a sample that is cut off, images beyond the cut are not
 read and no image is cut; nothing writes into the arrays after `build_pack` returned. Pictures are
 read and decoded largest first.
@@ -11,9 +12,9 @@ read and decoded largest first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from dataservice.pipeline.documents import (
     text_arrays,
 )
 from dataservice.pipeline.images import DecodeLimits, Decoder
-from dataservice.pipeline.pictures import PackPictures, pictures_of
+from dataservice.pipeline.pictures import PackPictures, Picture, pictures_of
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.reading import Reader, record_key
 from dataservice.pipeline.specs import check_spec, grid
@@ -35,22 +36,27 @@ from dataservice.pipeline.text import TextRenderer
 from dataservice.pipeline.texts import PackTexts
 from dataservice.storage.sources import RecordFormat
 
+FALLBACK = 127
+"""Every value of a picture that stands in for one that cannot be had: a gray one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltPack:
-    """T = pack length, D = documents, N = images, P = patches, F = 3 * patch * patch.
+    """T = pack length, D = documents, N = images, P = patches, F = 3 * patch * patch; of tiles P is
+    the number of tiles, those of thumbnails with it, and F = 3 * tile * tile.
 
     arrays: input_ids int32 [T]; labels int32 [T], unshifted, -100 where there is no loss;
     cu_seqlens int32 [D + 1], padding is its own last segment; pixel_values uint8 [P, F];
-    image_grid_thw int32 [N, 3] in patches; image_doc_ids int32 [N].
+    image_grid_thw int32 [N, 3] in patches or tiles; image_doc_ids int32 [N].
     """
 
     arrays: dict[str, NDArray[Any]]
     meta: dict[str, Any]
     """pack_id, sample_keys (one a document: ItemSpec.piece_key, or in the same form the part of the
-    sample that the document is), num_docs (padding not counted), holes ("<hole key>: <reason>")."""
+    sample that the document is), num_docs (padding not counted), holes ("<hole key>: <reason>", of
+    a picture with its place behind; "<hole key>: fallback: ..." where a gray one stands in)."""
     new_holes: dict[str, str]
-    """Hole key to reason and place, of the holes that were not known before."""
+    """Hole key to reason, of the holes that were not known before."""
 
 
 def build_pack(
@@ -65,12 +71,17 @@ def build_pack(
     decoder: Decoder,
     limits: DecodeLimits,
     pool: BuildPools,
+    need: tuple[int, ...] = (),
+    bad_image: Literal["hole", "fallback"] = "hole",
 ) -> BuiltPack:
     """Builds the pack; safe to call from several threads with one pool.
 
+    `need` is the pack's place in the order of need: of packs that are built at once, the tasks of
+    the one with the lowest come first.
     `formats` are those of the records, by source; the layout is the one that the index recognised.
     `holes` are the known ones: they are not read. A damaged picture or record, or a picture that
     takes too long to decode, becomes a new hole; one whose read fails only with `storage_holes`.
+    `bad_image`: what is put in a picture's place then.
 
     Raises StaleIndexError when a shard or a setting is not what the index saw, StorageError
     (StorageTimeout) when a read fails in a way that may pass, ValueError for a spec that
@@ -78,9 +89,11 @@ def build_pack(
     """
     check_spec(spec, rules)
     pictures = pictures_of(spec, rules)
-    pixels = np.zeros((spec.num_patches, 3 * rules.patch * rules.patch), np.uint8)
-    images = PackPictures(spec, reader, formats, decoder, limits, pool)
-    texts = PackTexts(spec, reader, renderer, formats, rules, pool.reads, limits.read_deadline_s)
+    pixels = np.zeros(rules.pixel_shape(spec.num_patches), np.uint8)
+    images = PackPictures(spec, reader, formats, decoder, limits, pool, need)
+    texts = PackTexts(
+        spec, reader, renderer, formats, rules, pool.texts, limits.read_deadline_s, need
+    )
     try:
         images.start([p for p in pictures if p.key not in holes], pixels)
         texts.start(holes)
@@ -92,11 +105,13 @@ def build_pack(
     all_holes = {**holes, **new_holes}
     lost = [p for p in pictures if p.key in all_holes]
     for picture in lost:  # a sample may stand in a pack twice, and fail once
-        pixels[picture.patches] = 0
+        pixels[picture.patches] = FALLBACK if bad_image == "fallback" else 0
     blank = [i for i, item in enumerate(spec.items) if record_key(item.key) in all_holes]
     for i in blank:
         rendered[i] = texts.blank(spec.items[i])
-    masked = {p.item for p in lost} | set(blank)
+    masked = set(blank)
+    if bad_image == "hole":
+        masked |= {p.item for p in lost}
     documents = documents_of(spec, rendered)
     arrays = text_arrays(spec, rendered, documents, renderer.pad_token, masked)
     arrays["pixel_values"] = pixels
@@ -108,11 +123,21 @@ def build_pack(
         "pack_id": spec.pack_id,
         "sample_keys": document_keys(spec, documents),
         "num_docs": sum(map(len, documents)),
-        "holes": [
-            f"{key}: {all_holes[key]}"
-            for key in dict.fromkeys(
-                [record_key(spec.items[i].key) for i in blank] + [p.key for p in lost]
-            )
-        ],
+        "holes": _told(spec, blank, lost, all_holes, "" if bad_image == "hole" else "fallback: "),
     }
     return BuiltPack(arrays=arrays, meta=meta, new_holes=new_holes)
+
+
+def _told(
+    spec: PackSpec,
+    blank: Sequence[int],
+    lost: Sequence[Picture],
+    reasons: Mapping[str, str],
+    word: str,
+) -> list[str]:
+    """Each hole once; `blank` are the items without a record, `word` says what pictures are now."""
+    records = dict.fromkeys(record_key(spec.items[i].key) for i in blank)
+    pictures = {p.key: p.place for p in lost}
+    return [f"{key}: {reasons[key]}" for key in records] + [
+        f"{key}: {word}{reasons[key]} ({place})" for key, place in pictures.items()
+    ]

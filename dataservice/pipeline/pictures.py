@@ -1,8 +1,10 @@
 """The pictures of a pack: read and decoded in the pools, largest first, into its patches.
 
-Invariants: nothing is written into the patches of a picture that was given up, nor after `cancel`;
-a read that was given up starts no decode; a picture that cannot be had is a new hole, whose patches
-the caller fills.
+Invariants: a picture starts before every smaller one of its pack that was read by then, and before
+all of packs that are needed later; nothing is written into the patches of a picture that was given
+up, nor after `cancel`; a read that was given up starts no decode; a picture that cannot be had is a
+new hole, whose patches the caller fills; why it cannot be had does not say where it is, which
+`Picture.place` does.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from dataservice.errors import (
     StorageError,
     StorageTimeout,
 )
+from dataservice.pipeline.decoding.headers import check_bytes
 from dataservice.pipeline.images import DecodeLimits, Decoder
 from dataservice.pipeline.pool import BuildPools, Job
 from dataservice.pipeline.reading import Reader, hole_key, undamaged
-from dataservice.pipeline.specs import num_patches
+from dataservice.pipeline.specs import num_rows
 from dataservice.storage.members import read_image
 from dataservice.storage.sources import RecordFormat
 
@@ -38,6 +41,8 @@ class Picture:
     item: int
     spec: ImageSpec
     patches: slice
+    place: str
+    """For people: "<member> in <source>/<shard name>"."""
 
 
 def pictures_of(spec: PackSpec, rules: VisionRules) -> list[Picture]:
@@ -45,9 +50,17 @@ def pictures_of(spec: PackSpec, rules: VisionRules) -> list[Picture]:
     pictures, start = [], 0
     for number, item in enumerate(spec.items):
         for i, image in enumerate(item.kept):
-            stop = start + num_patches(image, rules)
-            key = hole_key(item.key, i)
-            pictures.append(Picture(key=key, item=number, spec=image, patches=slice(start, stop)))
+            stop = start + num_rows(image, rules)
+            shard = spec.shards[image.shard]
+            pictures.append(
+                Picture(
+                    key=hole_key(item.key, i),
+                    item=number,
+                    spec=image,
+                    patches=slice(start, stop),
+                    place=f"{image.member} in {shard.source}/{shard.name}",
+                )
+            )
             start = stop
     return pictures
 
@@ -67,6 +80,7 @@ class PackPictures:
         decoder: Decoder,
         limits: DecodeLimits,
         pools: BuildPools,
+        need: tuple[int, ...],
     ) -> None:
         self._spec = spec
         self._reader = reader
@@ -74,6 +88,7 @@ class PackPictures:
         self._decoder = decoder
         self._limits = limits
         self._pools = pools
+        self._need = need
         self._cancelled = False
         self._reads: list[Job[Job[None]]] = []
         self._decodes: list[Job[None]] = []
@@ -86,27 +101,24 @@ class PackPictures:
                 partial(self._read_image, picture.spec),
                 commit=partial(self._start_decode, picture.spec, pixels[picture.patches]),
                 deadline_s=self._limits.read_deadline_s,
+                priority=self._need,
             )
             self._reads.append(job)
             self._waiting.append((picture, job))
 
     def finish(self, storage_holes: bool) -> dict[str, str]:
-        """The new holes."""
+        """The new holes: hole key to reason."""
         found: dict[str, str] = {}
-        for picture, job in self._waiting:
+        for picture, job in reversed(self._waiting):  # the last ends last: one wait, not many
             try:
                 self._finish_picture(picture, job)
             except (ArchiveError, ImageError) as error:
-                found[picture.key] = f"{error.reason} ({self._place(picture)})"
+                found[picture.key] = error.reason
             except StorageError as error:
                 if not storage_holes:
                     raise
-                found[picture.key] = f"could not be read: {error} ({self._place(picture)})"
+                found[picture.key] = f"could not be read: {error}"
         return found
-
-    def _place(self, picture: Picture) -> str:
-        shard = self._spec.shards[picture.spec.shard]
-        return f"{picture.spec.member} in {shard.source}/{shard.name}"
 
     def cancel(self) -> None:
         """Takes back what has not started; finished builds have nothing left to take back."""
@@ -122,6 +134,7 @@ class PackPictures:
             partial(self._decoder.prepare, data, image),
             commit=lambda prepared: prepared(out),
             deadline_s=self._limits.deadline_s,
+            priority=(*self._need, -image.width * image.height),
         )
         self._decodes.append(job)
         return job
@@ -130,13 +143,14 @@ class PackPictures:
         try:
             decode = self._pools.reads.result(job)
         except DeadlineExceeded as error:
-            raise StorageTimeout(f"reading {self._place(picture)} {error}") from error
+            raise StorageTimeout(f"reading {picture.place} {error}") from error
         try:
             self._pools.decodes.result(decode)
         except DeadlineExceeded as error:
             raise ImageError(f"decode {error}") from error
 
     def _read_image(self, image: ImageSpec) -> bytes:
+        check_bytes(max(image.stored_bytes, image.size_bytes), self._limits)
         shard = self._spec.shards[image.shard]
         fmt = self._formats.get(shard.source)
         return undamaged(self._reader, shard, lambda read: read_image(read, image, shard, fmt))

@@ -1,17 +1,20 @@
 """Threads whose tasks have a deadline, counted from when a task starts, not from when it queues.
 
-Invariants: a task is `commit(compute())`; tasks start in the order in which they were submitted; a
-task past its deadline is given up: its waiter gets DeadlineExceeded, its thread is replaced at
-once (a thread that hangs in C cannot be stopped, it ends when the call returns), and its `commit`
-never runs. `commit` runs whole or not at all, so what it writes does not change behind a waiter.
-`commit` must be short: a deadline does not interrupt it.
+Invariants: a task is `commit(compute())`; tasks start by priority, those of equal priority in the
+order in which they were submitted; a task past its deadline is given up: its waiter gets
+DeadlineExceeded, its thread is replaced at once (a thread that hangs in C cannot be stopped, it
+ends when the call returns; `stuck` counts those), and its `commit` never runs. `commit` runs whole
+or not at all, so what it writes does not change behind a waiter. `commit` must be short: a deadline
+does not interrupt it.
 """
 
 from __future__ import annotations
 
+import copy
+import heapq
+import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -43,6 +46,8 @@ class Job(Generic[T]):
         self._started = -1.0
         self._thread: threading.Thread | None = None
         self._done = False
+        self._ended: threading.Condition | None = None
+        """Made by who waits, so that an end wakes nobody else."""
         self._value: T | None = None
         self._error: BaseException | None = None
 
@@ -64,8 +69,9 @@ class DeadlinePool:
         """Seconds spent in completed tasks, over all threads."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._finished = threading.Condition(self._lock)
-        self._queue: deque[Job[Any]] = deque()
+        self._queue: list[tuple[tuple[int, ...], int, Job[Any]]] = []
+        """A heap by (priority, number); jobs taken back stay in it, done, until their turn."""
+        self._numbers = itertools.count()
         self._running: set[Job[Any]] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
@@ -74,14 +80,19 @@ class DeadlinePool:
                 self._add_thread()
 
     def submit(
-        self, compute: Callable[[], S], *, commit: Callable[[S], T], deadline_s: float
+        self,
+        compute: Callable[[], S],
+        *,
+        commit: Callable[[S], T],
+        deadline_s: float,
+        priority: tuple[int, ...] = (),
     ) -> Job[T]:
-        """Never blocks."""
+        """Never blocks. The lowest priority starts first, such as a pack's place in the order."""
         job = Job(compute, commit, deadline_s)
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"the {self.name} pool is closed")
-            self._queue.append(job)
+            heapq.heappush(self._queue, (priority, next(self._numbers), job))
             self._work.notify()
         return job
 
@@ -91,7 +102,8 @@ class DeadlinePool:
             while not job._done:
                 next_check_s = self._give_up_overdue()
                 if not job._done:
-                    self._finished.wait(next_check_s)
+                    job._ended = job._ended or threading.Condition(self._lock)
+                    job._ended.wait(next_check_s)
         if job._error is not None:
             raise job._error
         return job._value  # type: ignore[return-value]
@@ -101,15 +113,16 @@ class DeadlinePool:
         with self._lock:
             for job in jobs:
                 if job._started < 0 and not job._done:
-                    self._queue.remove(job)
                     self._finish(job, RuntimeError("cancelled"))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Fails what is queued and joins the threads, as far as they end within `timeout_s`."""
         with self._lock:
             self._closed = True
-            while self._queue:
-                self._finish(self._queue.popleft(), RuntimeError(f"the {self.name} pool closed"))
+            for _, _, job in self._queue:
+                if not job._done:
+                    self._finish(job, RuntimeError(f"the {self.name} pool closed"))
+            self._queue.clear()
             self._work.notify_all()
             threads = list(self._threads)
         end = time.monotonic() + timeout_s
@@ -135,7 +148,9 @@ class DeadlinePool:
                     if self._closed:
                         return
                     self._work.wait()
-                job = self._queue.popleft()
+                _, _, job = heapq.heappop(self._queue)
+                if job._done:
+                    continue
                 job._started = time.monotonic()
                 job._thread = threading.current_thread()
                 self._running.add(job)
@@ -166,7 +181,8 @@ class DeadlinePool:
         job._error = error
         job._done = True
         job.compute = job.commit = _finished  # frees what they hold
-        self._finished.notify_all()
+        if job._ended is not None:
+            job._ended.notify_all()
 
     def _give_up_overdue(self) -> float:
         """Seconds until the next running task is overdue. Call with the lock held."""
@@ -201,15 +217,26 @@ class DeadlinePool:
 
 
 class BuildPools:
-    """The threads that build packs: some wait for storage, some decode. Shared by all builds."""
+    """The threads that build packs, shared by all builds: some read pictures, some decode them,
+    some read and tokenise records. A text is in no queue behind a picture."""
 
-    def __init__(self, *, decode_threads: int, read_threads: int = 8) -> None:
+    def __init__(
+        self, *, decode_threads: int, read_threads: int = 8, text_threads: int = 8
+    ) -> None:
         self.reads = DeadlinePool(read_threads, name="read")
         self.decodes = DeadlinePool(decode_threads, name="decode")
+        self.texts = DeadlinePool(text_threads, name="text")
+
+    def beside(self, decode_threads: int, *, name: str) -> BuildPools:
+        """The same threads, with decode threads of their own."""
+        other = copy.copy(self)
+        other.decodes = DeadlinePool(decode_threads, name=name)
+        return other
 
     def close(self, timeout_s: float = 5.0) -> None:
-        self.reads.close(timeout_s)
-        self.decodes.close(timeout_s)
+        """Idempotent."""
+        for pool in (self.reads, self.decodes, self.texts):
+            pool.close(timeout_s)
 
     def __enter__(self) -> BuildPools:
         return self

@@ -12,8 +12,13 @@ from dataservice.core.vision import VisionRules
 
 
 def grid(image: ImageSpec, rules: VisionRules) -> tuple[int, int]:
-    """(rows, columns) of patches."""
-    return image.target_height // rules.patch, image.target_width // rules.patch
+    """(rows, columns) of patches, or of tiles."""
+    return image.target_height // rules.side, image.target_width // rules.side
+
+
+def num_rows(image: ImageSpec, rules: VisionRules) -> int:
+    """Of `pixel_values`; more than the grid has where a thumbnail stands behind its tiles."""
+    return vision.num_rows(image.target_height, image.target_width, rules)
 
 
 def num_patches(image: ImageSpec, rules: VisionRules) -> int:
@@ -51,7 +56,7 @@ def _wrong_item(item: ItemSpec, rules: VisionRules) -> str:
             f"{item.key} keeps {item.kept_images} of {len(item.images)} images in its tokens "
             f"{item.start}:{item.stop} of {item.total_tokens}"
         )
-    factor = rules.patch * rules.merge
+    factor = rules.side * rules.group
     for image in item.images:
         if image.target_height % factor or image.target_width % factor:
             size = f"{image.target_width}x{image.target_height}"

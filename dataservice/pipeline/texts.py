@@ -31,7 +31,7 @@ from dataservice.pipeline.specs import image_tokens
 from dataservice.pipeline.text import Rendered, TextRenderer
 from dataservice.storage.reads import ReadShard
 from dataservice.storage.recordfiles import read_record
-from dataservice.storage.records import RecordReader, reader_of
+from dataservice.storage.records import Record, RecordReader, reader_of
 from dataservice.storage.sources import RecordFormat
 
 Text = Rendered | DataServiceError
@@ -50,6 +50,7 @@ class PackTexts:
         rules: VisionRules,
         pool: DeadlinePool,
         deadline_s: float,
+        need: tuple[int, ...],
     ) -> None:
         self._spec = spec
         self._reader = reader
@@ -58,6 +59,7 @@ class PackTexts:
         self._rules = rules
         self._pool = pool
         self._deadline_s = deadline_s
+        self._need = need
         self._jobs: list[Job[list[Text]]] = []
 
     def start(self, holes: Mapping[str, str]) -> None:
@@ -68,6 +70,7 @@ class PackTexts:
                 partial(self._render_all, items[i::count], holes),
                 commit=_as_it_is,
                 deadline_s=self._deadline_s,
+                priority=self._need,
             )
             for i in range(min(count, len(items)))
         ]
@@ -110,20 +113,25 @@ class PackTexts:
         self._pool.cancel(self._jobs)
 
     def _render_all(self, items: Sequence[ItemSpec], holes: Mapping[str, str]) -> list[Text]:
-        """What makes a hole of a sample stands in its place; what ends the build is raised."""
-        found: list[Text] = []
-        for item in items:
+        """Read one by one, tokenised together. What makes a hole of a sample stands in its place;
+        what ends the build is raised."""
+        found: dict[int, Text] = {}
+        records: dict[int, Record] = {}
+        for i, item in enumerate(items):
             if record_key(item.key) in holes:
-                found.append(self.blank(item))
+                found[i] = self.blank(item)
                 continue
             try:
-                found.append(self._render(item))
+                records[i] = self._record(item)
             except (RecordError, StorageError) as error:
-                found.append(error)
-        return found
+                found[i] = error
+        sizes = [[image_tokens(image, self._rules) for image in items[i].images] for i in records]
+        rendered = self._renderer.render_all(list(zip(records.values(), sizes, strict=True)))
+        for i, text in zip(records, rendered, strict=True):
+            found[i] = self._checked(items[i], text)
+        return [found[i] for i in range(len(items))]
 
-    def _render(self, item: ItemSpec) -> Rendered:
-        """The tokens of the whole sample, checked against what the index counted."""
+    def _record(self, item: ItemSpec) -> Record:
         shard = self._spec.shards[item.shard]
         line = undamaged(self._reader, shard, lambda read: _record_line(read, item, shard))
         try:
@@ -136,20 +144,22 @@ class PackTexts:
                 shard,
                 f"the record has {len(record.images)} images, the index {len(item.images)}",
             )
-        sizes = [image_tokens(image, self._rules) for image in item.images]
-        try:
-            rendered = self._renderer.render(record, sizes)
-        except RecordError as error:
-            raise _stale(item, shard, error.reason) from error
-        if len(rendered.ids) != item.total_tokens:
+        return record
+
+    def _checked(self, item: ItemSpec, text: Rendered | RecordError) -> Rendered:
+        """The tokens of the whole sample are those that the index counted."""
+        shard = self._spec.shards[item.shard]
+        if isinstance(text, RecordError):
+            raise _stale(item, shard, text.reason) from text
+        if len(text.ids) != item.total_tokens:
             raise _stale(
                 item,
                 shard,
-                f"the record has {len(rendered.ids)} tokens, the index {item.total_tokens}",
+                f"the record has {len(text.ids)} tokens, the index {item.total_tokens}",
             )
         if item.images and item.stop < item.total_tokens:
-            self._check_cut(item, shard, rendered.ids[: item.stop])
-        return rendered
+            self._check_cut(item, shard, text.ids[: item.stop])
+        return text
 
     def _record_reader(self, item: ItemSpec) -> RecordReader:
         if item.source not in self._formats:
@@ -160,11 +170,15 @@ class PackTexts:
         """The tokens before the cut hold the kept images whole, and nothing of another."""
         renderer, number = self._renderer, item.kept_images
         expected = {
-            renderer.image_start: number,
             renderer.image_token: sum(image_tokens(image, self._rules) for image in item.kept),
+            renderer.image_start: number,
             renderer.image_end: number,
         }
-        if any(np.count_nonzero(kept == token) != count for token, count in expected.items()):
+        if any(
+            np.count_nonzero(kept == token) != count
+            for token, count in expected.items()
+            if token is not None
+        ):
             raise _stale(
                 item, shard, f"the first {item.stop} tokens are not those of {number} whole images"
             )

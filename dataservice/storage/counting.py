@@ -6,10 +6,12 @@ sizes of images.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
+from dataservice.errors import RecordError
 from dataservice.storage.records import Record
 
 
@@ -32,5 +34,5 @@ class RecordCounter(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def count(self, record: Record) -> Counted:
-        """Raises RecordError for a record that cannot be used."""
+    def count_all(self, records: Sequence[Record]) -> list[Counted | RecordError]:
+        """By record; a RecordError for one that cannot be used."""

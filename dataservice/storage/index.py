@@ -20,7 +20,7 @@ from dataservice.core.order.shares import kind_samples
 from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
 from dataservice.core.settings import Kind
 from dataservice.core.tables import SampleColumns, SourceStats, WindowPlan
-from dataservice.core.vision import VisionRules, target_size
+from dataservice.core.vision import VisionRules, planned_size
 from dataservice.storage.image_places import inside_place, member_place
 from dataservice.storage.index_files import IndexArchive, IndexShard, IndexSource, IndexTables
 from dataservice.storage.index_folder import keep_open
@@ -171,7 +171,7 @@ class Index:
     def pack_spec(self, window: WindowPlan, number: int, *, rules: VisionRules) -> PackSpec:
         """All that a worker needs to build pack `number` of the window.
 
-        An image's size follows `rules` with the max_pixels of its item in the window.
+        An image's size follows `rules` with the limit of its item in the window.
         """
         begin, end = window.item_offsets[number : number + 2].tolist()
         shards: dict[ShardRef, int] = {}
@@ -184,7 +184,7 @@ class Index:
                 window.stop[begin:end].tolist(),
                 window.total_tokens[begin:end].tolist(),
                 window.kept_images[begin:end].tolist(),
-                window.max_pixels[begin:end].tolist(),
+                window.image_limit[begin:end].tolist(),
                 strict=True,
             )
         ]
@@ -236,7 +236,7 @@ class Index:
         stop: int,
         total_tokens: int,
         kept_images: int,
-        max_pixels: int,
+        image_limit: int,
     ) -> ItemSpec:
         found = self._sources[source]
         shard, local = found.locate(row)
@@ -256,7 +256,7 @@ class Index:
             stop=stop,
             total_tokens=total_tokens,
             images=tuple(
-                _image_spec(shards, rules, max_pixels, shard, image, (offset, length))
+                _image_spec(shards, rules, image_limit, shard, image, (offset, length))
                 for image in range(first, first + samples["num_images"].item(local))
             ),
             kept_images=kept_images,
@@ -266,7 +266,7 @@ class Index:
 def _image_spec(
     shards: dict[ShardRef, int],
     rules: VisionRules,
-    max_pixels: int,
+    limit: int,
     shard: IndexShard,
     row: int,
     record: tuple[int, int],
@@ -277,14 +277,7 @@ def _image_spec(
     member = images["member"].item(row)
     width = images["width"].item(row)
     height = images["height"].item(row)
-    target_height, target_width = target_size(
-        height,
-        width,
-        patch=rules.patch,
-        merge=rules.merge,
-        min_pixels=min(rules.min_pixels, max_pixels),
-        max_pixels=max_pixels,
-    )
+    target_height, target_width = planned_size(height, width, rules, limit)
     archive = shard.archives[number][0]
     if archive.entry.members is None:
         place = inside_place(archive.entry.column, member, *record)

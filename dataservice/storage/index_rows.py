@@ -104,7 +104,7 @@ class RowReader:
         """`embedded`: the images of the record file itself, where it is a Parquet file."""
         self._embedded = embedded
         self._read = RecordReader(files.format).read
-        self._count = counter.count
+        self._count_all = counter.count_all
         self._finder = finder
 
     def read(self, lines: Sequence[Line]) -> Rows:
@@ -116,15 +116,18 @@ class RowReader:
         text_before: list[int] = []
         markups: list[int] = []
         rejected: list[Rejected] = []
-        count, images_of = self._count, found.images_of
+        counts = iter(self._count_all([each for each in records if isinstance(each, Record)]))
+        images_of = found.images_of
         for row, (line, record) in enumerate(zip(lines, records, strict=True)):
             offset, length, data = line.offset, line.length, line.data
             crc = 0 if data is None else crc32(data)
             try:
                 if not isinstance(record, Record):
                     raise record
+                counted = next(counts)
                 places = images_of(row, record) if record.images else None
-                counted = count(record)
+                if isinstance(counted, RecordError):
+                    raise counted
                 tokens = counted.text_tokens
                 if tokens < 1 and not places:
                     raise RecordError("the record has no text and no image")

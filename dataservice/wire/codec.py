@@ -22,7 +22,7 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,8 @@ _MIN_COMPRESSED_BYTES = 256
 _MAX_WINDOW_BYTES = 8 << 20
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Crc32 = Callable[[Buffer, int], int]
+"""(data, CRC of what came before it) -> CRC of both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,10 +99,12 @@ def encode_pack(
     *,
     frame_bytes: int = FRAME_BYTES,
     compress: bool = True,
+    crc32: Crc32 = zlib.crc32,
 ) -> list[bytes]:
     """The frames of a pack: the header, then ceil(stored bytes / frame_bytes) payload frames.
 
-    `meta` holds JSON types. WireError for a dtype, shape, size or meta that the decoder refuses.
+    `meta` holds JSON types; `crc32` is zlib's, or one that gives the same faster. WireError for a
+    dtype, shape, size or meta that the decoder refuses.
     """
     largest = MAX_FRAME_BYTES - _FRAME_PREFIX.size
     if not 1 <= frame_bytes <= largest:
@@ -112,12 +116,15 @@ def encode_pack(
     num_frames = -(-sum(entry.stored_bytes for entry in entries) // frame_bytes)
     meta_bytes = encode_plain(dict(meta), what="pack meta")
     header = encode(PackHeader(arrays=entries, frames=num_frames, meta=meta_bytes))
-    seed = zlib.crc32(header)
+    seed = crc32(header, 0)
     first = _HEADER_PREFIX.pack(_MAGIC, _VERSION, len(header), seed) + header
     if len(first) > MAX_FRAME_BYTES:
         raise WireError(f"pack header: {len(first)} bytes, more than {MAX_FRAME_BYTES}")
     pieces = _cut([data for _, data in stored], frame_bytes)
-    return [first, *(_payload_frame(number, cut, seed) for number, cut in enumerate(pieces, 1))]
+    return [
+        first,
+        *(_payload_frame(number, cut, seed, crc32) for number, cut in enumerate(pieces, 1)),
+    ]
 
 
 def _stored(
@@ -170,15 +177,17 @@ def _cut(segments: Sequence[memoryview], frame_bytes: int) -> Iterator[list[memo
         yield run
 
 
-def _payload_frame(number: int, pieces: Sequence[memoryview], seed: int) -> bytes:
-    crc = _payload_crc(number, pieces, seed)
+def _payload_frame(number: int, pieces: Sequence[memoryview], seed: int, crc32: Crc32) -> bytes:
+    crc = _payload_crc(number, pieces, seed, crc32)
     return b"".join((_FRAME_PREFIX.pack(number, crc), *pieces))
 
 
-def _payload_crc(number: int, pieces: Sequence[memoryview], seed: int) -> int:
-    crc = zlib.crc32(number.to_bytes(4, "little"), seed)
+def _payload_crc(
+    number: int, pieces: Sequence[memoryview], seed: int, crc32: Crc32 = zlib.crc32
+) -> int:
+    crc = crc32(number.to_bytes(4, "little"), seed)
     for piece in pieces:
-        crc = zlib.crc32(piece, crc)
+        crc = crc32(piece, crc)
     return crc
 
 

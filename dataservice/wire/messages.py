@@ -118,10 +118,17 @@ class SessionOpened:
     patch: int = 0
     merge: int = 0
     temporal_patch: int = 0
+    tile: int = 0
+    """Side of a tile in pixels; 0: pictures are patches, not tiles."""
+    thumbnail: bool = False
+    """Whether a picture of several tiles has one more, the last."""
+    tile_tokens: int = 0
+    """Image tokens of a tile."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     decoder: str = ""
-    """Fingerprint of the decoders that build the packs."""
+    """What the bytes of the packs depend on besides the plan: the decoders' fingerprint and what
+    is done about pictures that cannot be had."""
     vocab_size: int = 0
     pad_token: int = 0
     image_token: int = 0
@@ -198,9 +205,12 @@ class Assignment:
     spec: bytes
     """An encoded core.packspec.PackSpec."""
     holes: dict[str, str]
-    """Known holes among its samples: "<sample key>#<image number>" -> reason."""
+    """Known holes among its samples: "<sample key>#<image number>" or "#record" -> reason."""
     storage_holes: bool
     """True once storage errors of this pack may become holes (it failed elsewhere too)."""
+    isolated: bool = False
+    """True: its pictures are decoded in a process of their own, because a worker that had the pack
+    ended without a word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,6 +239,13 @@ class PullWork:
     """Builds that failed because a read was given up at its deadline."""
     stuck_reads: int = 0
     """Reads past their deadline that have not come back yet."""
+    stuck_decodes: int = 0
+    """Decodes past their deadline that have not come back yet."""
+    memory_bytes: int = 0
+    """Resident memory of the worker's process."""
+    retiring: str = ""
+    """Why the worker wants to end, in words: its packs go to others at once; "" while it does
+    not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,11 +279,12 @@ class ReportHoles:
     lease: int
     pack_id: str
     holes: dict[str, str]
+    """Key to reason, of the new ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HolesDecided:
-    """All holes of the pack: the first report of each won and is journalled."""
+    """All holes of the pack, key to reason: the first report of each won and is journalled."""
 
     holes: dict[str, str]
 

@@ -7,9 +7,11 @@ from dataservice.core.packspec import PackSpec
 from dataservice.errors import ServiceUnavailable
 
 
-def job(pack_id: str, step: int, rank: int, *, session: int = 1, size: int = 100) -> Job:
+def job(
+    pack_id: str, step: int, rank: int, *, session: int = 1, size: int = 100, patches: int = 4
+) -> Job:
     spec = PackSpec(
-        pack_id=pack_id, pack_length=8, shards=(), items=(), num_tokens=0, num_patches=0
+        pack_id=pack_id, pack_length=8, shards=(), items=(), num_tokens=0, num_patches=patches
     )
     return Job(
         session=session,
@@ -35,10 +37,10 @@ def build(builds: BuildQueue, size: int = 100) -> str:
     return taken.pack_id
 
 
-def taken_or_blocked(builds: BuildQueue) -> str | None:
+def taken_or_blocked(builds: BuildQueue, *, text_only: bool = False) -> str | None:
     """What a builder gets within a moment; the queue must be closed by the test afterwards."""
     found: list[Job | None] = []
-    thread = threading.Thread(target=lambda: found.append(builds.take()))
+    thread = threading.Thread(target=lambda: found.append(builds.take(text_only=text_only)))
     thread.start()
     thread.join(0.2)
     if thread.is_alive():
@@ -76,6 +78,34 @@ def test_a_wanted_pack_is_built_over_the_bound() -> None:
     assert build(builds) == "a"
     builds.want("b")
     assert taken_or_blocked(builds) == "b"
+
+
+def test_text_only_packs_are_built_while_every_other_builder_has_pictures() -> None:
+    builds = queue(bound=1000)
+    builds.add(*(job(f"picture{step}", step, 0) for step in (0, 2, 4, 6)))
+    builds.add(*(job(f"text{step}", step, 0, patches=0, size=10) for step in (5, 3, 1)))
+    taken = [builds.take(), builds.take(), builds.take()]
+    assert [made.pack_id for made in taken if made] == ["picture0", "text1", "picture2"]
+    done = []
+    for _ in range(2):
+        made = builds.take(text_only=True)
+        assert made is not None
+        builds.finish(made, [b"x" * 10])
+        done.append(made.pack_id)
+    assert done == ["text3", "text5"]
+    assert taken_or_blocked(builds, text_only=True) is None
+
+
+def test_text_only_packs_leave_the_room_of_earlier_ones() -> None:
+    builds = queue(bound=210)
+    builds.add(job("picture0", 0, 0), job("picture2", 2, 0))
+    builds.add(job("text1", 1, 0, patches=0, size=5), job("text3", 3, 0, patches=0, size=20))
+    assert taken_or_blocked(builds, text_only=True) == "text1"
+    builds.want("text3")
+    assert taken_or_blocked(builds, text_only=True) == "text3"
+    builds.unwant("text3")
+    builds.add(job("text4", 4, 0, patches=0, size=20))
+    assert taken_or_blocked(builds, text_only=True) is None
 
 
 def test_served_packs_stay_for_peers_while_there_is_room() -> None:

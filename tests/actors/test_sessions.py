@@ -4,234 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from actors.bench import DIGEST, NUM_LANES, Bench, cursor_at, on_bench
 
 from dataservice.actors import work_desk
-from dataservice.actors.coordinator import Coordinator
-from dataservice.actors.plan_messages import (
-    LaneNeeds,
-    NeedsRequest,
-    PlanInfo,
-    PlannedStep,
-    StepRequest,
-)
-from dataservice.actors.state_log import StateLog
 from dataservice.config import Config
-from dataservice.core.packspec import PackSpec
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
     HoleBudgetExceeded,
     LeaseLost,
     ResumeRefused,
-    ServiceUnavailable,
     SessionFenced,
 )
 from dataservice.wire.messages import (
-    CursorState,
-    GetStatus,
-    GetSteps,
-    OpenSession,
-    PackFailed,
-    PullWork,
-    RegisterWorker,
     ReportHoles,
     ResumeState,
-    StepCells,
-    Work,
 )
-from dataservice.wire.schema import encode
 from dataservice.wire.staging import RegisterStager
-
-NUM_LANES = 2
-DIGEST, PHASE = "d" * 64, "e" * 64
-
-
-def cursor_at(step: int, next_pack: int, homes: tuple[int, ...] = (-1, -1)) -> CursorState:
-    return CursorState(
-        step=step,
-        phase=0,
-        phase_digest=PHASE,
-        next_pack=(next_pack,),
-        lanes=((step, 0), (step, 0)),
-        next_lane=(0,),
-        lane_homes=homes,
-    )
-
-
-START = cursor_at(0, 0)
-
-
-def int64(values: list[int]) -> bytes:
-    return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
-
-
-class FakePlanner:
-    """Packs "<step>.<number>", dealt in order; `breaks` requests fail as a dead process would."""
-
-    def __init__(self) -> None:
-        self.breaks = 0
-        self.asked: list[StepRequest] = []
-
-    async def open(self, _config: str) -> PlanInfo:
-        return PlanInfo(
-            digest=DIGEST,
-            phase_digests=(PHASE,),
-            phase_windows=((0,),),
-            stream_lanes=(NUM_LANES,),
-            pack_length=8,
-            num_lanes=NUM_LANES,
-            start=START,
-            warnings=(),
-            num_samples=100,
-            vocab_size=262,
-            pad_token=256,
-            image_token=261,
-        )
-
-    async def step(self, request: StepRequest) -> PlannedStep:
-        if self.breaks:
-            self.breaks -= 1
-            raise ServiceUnavailable("the planning process ended")
-        self.asked.append(request)
-        cursor = request.cursor
-        count = request.dp_size * request.micro_steps
-        ids = tuple(f"{cursor.step}.{i}" for i in range(count))
-        return PlannedStep(
-            end=False,
-            next_cursor=cursor_at(cursor.step + 1, cursor.next_pack[0] + count, cursor.lane_homes),
-            pack_length=8,
-            number=int64([cursor.next_pack[0] + i for i in range(count)]),
-            pack_ids=ids,
-            specs=tuple(encode(_spec(pack_id)) for pack_id in ids),
-            lane=int64([i % NUM_LANES for i in range(count)]),
-            micro_step=int64([i // request.dp_size for i in range(count)]),
-            dp_rank=int64([i % request.dp_size for i in range(count)]),
-            tokens=int64([8] * count),
-            num_images=int64([0] * count),
-            num_patches=int64([0] * count),
-            cost=int64([1] * count),
-            num_samples=count,
-            loss_tokens=7,
-        )
-
-    async def needs(self, _request: NeedsRequest) -> LaneNeeds:
-        return LaneNeeds(lanes=((),) * NUM_LANES)
-
-    async def close(self) -> None: ...
-
-
-def _spec(pack_id: str) -> PackSpec:
-    return PackSpec(
-        pack_id=pack_id, pack_length=8, shards=(), items=(), num_tokens=0, num_patches=0
-    )
-
-
-class Bench:
-    """A coordinator and the calls that tests make of it."""
-
-    def __init__(self, coordinator: Coordinator, planner: FakePlanner) -> None:
-        self.coordinator = coordinator
-        self.planner = planner
-        self.leases: dict[str, int] = {}
-
-    async def worker(self, worker_id: str, node: str = "n0", decoder: str = "pil") -> None:
-        seat = await self.coordinator.register_worker(
-            RegisterWorker(
-                worker_id=worker_id, node=node, endpoint=f"{worker_id}:1", decoder=decoder
-            )
-        )
-        self.leases[worker_id] = seat.lease
-
-    async def state(self) -> str:
-        report = await self.coordinator.get_status(GetStatus())
-        return str(json.loads(report.status)["state"])
-
-    async def open(
-        self, run_id: str, rank: int = 0, ranks: int = 1, *, wait_s: float = 0.0, **more: Any
-    ) -> Any:
-        return await self.coordinator.open_session(
-            OpenSession(
-                job="test",
-                run_id=run_id,
-                dp_rank=rank,
-                dp_size=ranks,
-                micro_steps=more.get("micro_steps", 1),
-                packs_per_cell=1,
-                state=more.get("state"),
-                host="h",
-                wait_s=wait_s,
-            )
-        )
-
-    async def steps(self, session: int, first: int, done: int, rank: int = 0) -> Any:
-        return await self.coordinator.get_steps(
-            GetSteps(
-                session=session,
-                dp_rank=rank,
-                first_step=first,
-                count=1,
-                done_step=done,
-                done_micro_step=0,
-                wait_s=1.0,
-            )
-        )
-
-    async def one(self, session: int, step: int, done: int) -> StepCells:
-        found = await self.steps(session, step, done)
-        (cells,) = found.steps
-        return cells
-
-    async def pull(self, worker_id: str, session: int, after: int = 0) -> Work:
-        counters = dict.fromkeys(
-            ("ready_bytes", "ready_packs", "queued_packs", "built_packs", "served_packs"), 0
-        )
-        return await self.coordinator.pull_work(
-            PullWork(
-                worker_id=worker_id,
-                lease=self.leases[worker_id],
-                session=session,
-                after_sequence=after,
-                wait_s=0.1,
-                served_bytes=0,
-                decode_s=0.0,
-                read_origin_bytes=0,
-                read_staged_bytes=0,
-                images=0,
-                **counters,
-            )
-        )
-
-    async def fail(self, worker_id: str, session: int, pack_id: str, *, fatal: bool) -> None:
-        await self.coordinator.report_pack_failed(
-            PackFailed(
-                worker_id=worker_id,
-                lease=self.leases[worker_id],
-                session=session,
-                pack_id=pack_id,
-                reason="StorageError: connection refused",
-                fatal=fatal,
-            )
-        )
-
-
-def on_bench(config: Config, state: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
-    async def run() -> None:
-        planner = FakePlanner()
-        state.mkdir(exist_ok=True)
-        coordinator = Coordinator(config, planner, StateLog(str(state / "journal")))
-        await coordinator.start()
-        try:
-            await test(Bench(coordinator, planner))
-        finally:
-            await coordinator.stop()
-
-    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 @pytest.fixture
@@ -322,9 +115,7 @@ def test_new_lane_homes_count_from_the_first_step_not_planned_yet(
     config = dataclasses.replace(config, ranks_per_node=1)
 
     async def check(bench: Bench) -> None:
-        await bench.worker("w0")
-        session = (await bench.open("run")).session
-        await bench.one(session, 0, done=0)
+        session = await bench.begun()
         ahead = config.serving.plan_ahead_steps
         await bench.coordinator.register_stager(
             RegisterStager(node="n0", host="h", cache_dir="/c", budget_bytes=1)
@@ -344,9 +135,7 @@ def test_a_restarted_coordinator_keeps_the_homes_of_steps_handed_out(
     config = dataclasses.replace(config, ranks_per_node=1)
 
     async def before(bench: Bench) -> None:
-        await bench.worker("w0")
-        session = (await bench.open("run")).session
-        await bench.one(session, 0, done=0)
+        await bench.begun()
 
     async def after(bench: Bench) -> None:
         await bench.coordinator.register_stager(
@@ -543,10 +332,8 @@ def test_past_the_hole_budget_the_run_fails_and_names_the_worst_shard(
     config: Config, tmp_path: Path
 ) -> None:
     async def check(bench: Bench) -> None:
-        await bench.worker("w0")
-        session = (await bench.open("run")).session
-        await bench.one(session, 0, done=0)
-        assert await bench.state() == "serving"
+        session = await bench.begun()
+        assert (await bench.status())["state"] == "serving"
         with pytest.raises(HoleBudgetExceeded, match=r"worst shard s/bad\.jsonl with 9"):
             for number in range(20):
                 await bench.coordinator.report_holes(
@@ -559,6 +346,6 @@ def test_past_the_hole_budget_the_run_fails_and_names_the_worst_shard(
                 )
         with pytest.raises(HoleBudgetExceeded, match=r"errors\.max_hole_share"):
             await bench.steps(session, 1, done=1)
-        assert await bench.state() == "failed"
+        assert (await bench.status())["state"] == "failed"
 
     on_bench(config, tmp_path / "state", check)

@@ -2,12 +2,21 @@ from pathlib import Path
 
 import pytest
 
+from dataservice.actors.holes import Hole
 from dataservice.actors.state_log import STEPS_A_RECORD, StateLog
 from dataservice.core.settings import Grid
 from dataservice.wire.messages import CursorState
 
 GRID = Grid(dp_size=2, micro_steps=4)
 HOSTS = {0: "a", 1: "b"}
+HOLE = Hole(
+    key="s/a.jsonl@1#0",
+    reason="truncated",
+    pack_number=17,
+    policy="fallback",
+    member="a.jpg",
+    archive="a.zip",
+)
 
 
 def cursor(step: int, homes: tuple[int, ...] = (-1, -1)) -> CursorState:
@@ -40,7 +49,7 @@ def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
     for step in range(STEPS_A_RECORD + 4):
         log.placement(cursor(step))
         log.done(cursor(step))
-    log.hole("s/a.jsonl@1#0", "truncated", 17)
+    log.hole(HOLE)
     log.close()
     for _ in range(3):
         log = opened(path)
@@ -48,10 +57,10 @@ def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
         assert saved is not None
         assert (saved.generation, saved.run_id, saved.grid) == (generation, "run", GRID)
         assert saved.hosts == HOSTS
-        assert (saved.first, saved.decoder) == ((0, 0), "pil")
+        assert (saved.first, saved.built_by) == ((0, 0), "pil")
         assert saved.cursor == cursor(STEPS_A_RECORD)
         assert saved.planned_until == 2 * STEPS_A_RECORD
-        assert [hole.key for hole in log.holes] == ["s/a.jsonl@1#0"]
+        assert log.holes == [HOLE]
         log.close()
 
 
@@ -76,7 +85,7 @@ def test_older_runs_stay_fenced_also_under_another_plan(path: str) -> None:
     log.open_session("one", GRID, None, HOSTS, cursor(0), "pil")
     log.open_session("two", GRID, None, HOSTS, cursor(0), "pil")
     log.fence(["late"])
-    log.hole("s/a.jsonl@1#0", "truncated", 1)
+    log.hole(HOLE)
     log.close()
     opened(path, "a third plan").close()
     log = opened(path, "another plan")

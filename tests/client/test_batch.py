@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from typing import Any
 
@@ -15,6 +16,8 @@ from trainer_client.batch import MicroBatch, VisionInfo, build_micro_batch, chec
 from trainer_client.testing import FAKE_INFO, FakePack, padding_pack, synthetic_packs
 
 VISION = VisionInfo.of(FAKE_INFO)
+TILES = dataclasses.replace(FAKE_INFO, pack_length=256, tile=4, thumbnail=True, tile_tokens=3)
+"""Tiles of 4 x 4 pixels, of four patches each."""
 META = {"step": 3, "micro_step": 1}
 
 
@@ -87,6 +90,26 @@ def test_two_packs_are_one_after_the_other() -> None:
     image_tokens = both["doc_ids"][both["input_ids"] == FAKE_INFO.image_token]
     per_image = both["image_grid_thw"].prod(dim=1) // FAKE_INFO.merge**2
     assert torch.equal(image_tokens, both["image_doc_ids"].repeat_interleave(per_image))
+
+
+def test_tiles_of_each_image() -> None:
+    packs = synthetic_packs(6, image_share=1.0, info=TILES)
+    vision = VisionInfo.of(TILES)
+    for pack in packs:
+        check_pack(pack.arrays, pack.meta, pack_length=TILES.pack_length, vision=vision)
+    batch = build_micro_batch(
+        [(pack.arrays, pack.meta) for pack in packs],
+        meta=dict(META),
+        is_last_micro_step=True,
+        vision=vision,
+    )
+    grids = batch["image_grid_thw"].prod(dim=1).tolist()
+    assert batch["num_tiles"].tolist() == [n + 1 if n > 1 else 1 for n in grids]
+    assert batch["pixel_values"].shape == (sum(batch["num_tiles"]), 3 * 4 * 4)
+    assert (batch["input_ids"] == TILES.image_token).sum() == 3 * sum(batch["num_tiles"])
+    short = dict(packs[0].arrays, pixel_values=packs[0].arrays["pixel_values"][:-1])
+    with pytest.raises(WireError, match="image grids need"):
+        check_pack(short, packs[0].meta, pack_length=TILES.pack_length, vision=vision)
 
 
 def test_a_padding_pack_is_one_segment_without_a_document() -> None:
@@ -162,7 +185,7 @@ def _image_in_the_padding(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
 )
 def test_a_pack_that_does_not_fit_together_is_refused(damage: Any) -> None:
     pack = synthetic_packs(1, image_share=1.0)[0]
-    limits = {"pack_length": FAKE_INFO.pack_length, "patch": FAKE_INFO.patch}
+    limits = {"pack_length": FAKE_INFO.pack_length, "vision": VISION}
     arrays, meta = dict(pack.arrays), pack.meta | {"pack_id": "0.0.7"}
     check_pack(arrays, meta, **limits)
     damage(arrays, meta)

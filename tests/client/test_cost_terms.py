@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -50,6 +51,19 @@ def test_terms_are_those_of_the_packs(packs_per_cell: int) -> None:
     for first in range(0, 12, packs_per_cell):
         cell = packs[first : first + packs_per_cell]
         assert cost_terms(build(cell)) == recomputed(cell)
+
+
+def test_a_tile_attends_alone() -> None:
+    info = dataclasses.replace(FAKE_INFO, pack_length=256, tile=4, thumbnail=True, tile_tokens=3)
+    pack = synthetic_packs(1, image_share=1.0, info=info)[0]
+    batch = build_micro_batch(
+        [(pack.arrays, pack.meta)],
+        meta={"step": 0, "micro_step": 0},
+        is_last_micro_step=True,
+        vision=VisionInfo.of(info),
+    )
+    terms, tiles = cost_terms(batch), len(pack.arrays["pixel_values"])
+    assert (terms["patches"], terms["patches_squared"]) == (4 * tiles, 16 * tiles)
 
 
 def test_padding_and_text_cost_no_patches_and_padding_nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,23 @@ def test_normalize_follows_the_definition(dtype: torch.dtype, tolerance: float) 
     expected = expected_values(batch["pixel_values"].numpy())
     np.testing.assert_allclose(values.double().numpy(), expected, atol=tolerance)
     assert torch.equal(batch["pixel_values"], before)
+
+
+def test_normalize_of_tiles() -> None:
+    info = replace(FAKE_INFO, pack_length=256, tile=4, thumbnail=True, tile_tokens=3)
+    pack = synthetic_packs(1, image_share=1.0, info=info)[0]
+    batch = build_micro_batch(
+        [(pack.arrays, pack.meta)],
+        meta={"step": 0, "micro_step": 0},
+        is_last_micro_step=True,
+        vision=VisionInfo.of(info),
+    )
+    values = normalize(batch, torch.float64)
+    pixels = pack.arrays["pixel_values"].reshape(-1, 3, 4, 4)
+    assert values.shape == pixels.shape
+    for channel in range(3):
+        expected = (pixels[:, channel] / 255 - info.mean[channel]) / info.std[channel]
+        np.testing.assert_allclose(values[:, channel].numpy(), expected, atol=1e-12)
 
 
 def test_normalize_without_images() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,7 @@ import pytest
 from support.uncompiled import printed_by
 
 from dataservice.core.balance import assign
-from dataservice.core.compiled import cache_folder
+from dataservice.core.compiled import cache_folder, has_compiler
 from dataservice.core.packing import PackRules, pack
 from dataservice.core.settings import Packer
 
@@ -87,3 +88,59 @@ def test_what_is_compiled_of_other_sources_is_not_used(tmp_path: Path) -> None:
     assert folders[0] != folders[1]
     cache_folder.cache_clear()
     assert cache_folder(package, str(helper)) is None
+
+
+def test_a_user_without_a_home_gets_no_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    package = tmp_path / "file"
+    package.write_text("no folder can be made in it")
+    cache_folder.cache_clear()
+    assert cache_folder(package, "") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+_SUM = """
+import os
+from pathlib import Path
+from dataservice.core.compiled import compiled
+from tests.core.test_compiled import added
+{before}
+print(compiled(added)(1, 2))
+"""
+_DISK_IS_FULL = """
+def full(*_):
+    raise OSError(28, "No space left on device")
+os.replace = full
+"""
+
+
+def added(a: int, b: int) -> int:
+    return a + b
+
+
+@pytest.mark.skipif(not has_compiler(), reason="numba compiles nothing here")
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_damaged_cache_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    ask = _SUM.format(before="")
+    assert printed_by(ask, disable_jit="0") == "3"
+    (kept,) = tmp_path.rglob(f"*added*.{ending}")
+    whole = kept.read_bytes()
+    kept.write_bytes(b"")
+    assert printed_by(ask, disable_jit="0") == "3"
+    assert len(kept.read_bytes()) == len(whole)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="numba compiles nothing here")
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert printed_by(_SUM.format(before=_DISK_IS_FULL), disable_jit="0") == "3"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -17,7 +17,6 @@ from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 
 RULES = VisionRules(patch=14, merge=2)
-PATCHES = [16, 32, 256]  # of the three images below
 FITTED = FittedCost.of(
     patches_fs=60_000_000_000,
     patches_squared_fs=14_648_437,
@@ -61,6 +60,16 @@ def test_measures_are_sums_over_a_samples_images() -> None:
     assert measures.length.tolist() == [22, 20, 94]
     assert measures.num_images.tolist() == [2, 0, 1]
     assert measures.loss_tokens.tolist() == [5, 6, 7]
+
+
+def test_measures_of_tiles() -> None:
+    """448 x 448 each, 1 x 1, 1 x 2 and a thumbnail, 1 x 1."""
+    rules = VisionRules(mode="tiles", max_tiles=2)
+    measures = measure(_columns(), rules=rules)
+    assert measures.num_patches.tolist() == [4 * 1024, 0, 1024]
+    assert measures.patches_squared.tolist() == [4 * 1024**2, 0, 1024**2]
+    assert measures.image_tokens.tolist() == [4 * 256, 0, 256]
+    assert measures.length.tolist() == [10 + 4 * 256, 20, 30 + 256]
 
 
 def test_vit_cost_is_the_sum_over_images() -> None:

@@ -45,7 +45,32 @@ def test_phases_kinds_vision_and_balance_have_maxima_too() -> None:
     refused("vision: packs_per_cell is 1", segregate=Segregation(text=share, vision=many))
     refused("vision: max_pixels is 1", vision=VisionRules(max_pixels=huge))
     refused("patches of 1 x 1 pixels", vision=VisionRules(patch=1, max_pixels=1 << 32))
+    refused("vision: max_tiles is 1", vision=VisionRules(mode="tiles", max_tiles=huge))
+    refused("vision: tile_tokens is 1", vision=VisionRules(mode="tiles", tile_tokens=huge))
+    fine = VisionRules(mode="tiles", patch=1, tile=1024, max_tiles=64)
+    refused("max_tiles is 64, 68,157,440 patches of 1 x 1", vision=fine)
     refused("min_images_per_rank is 1", balance=BalanceSettings(min_images_per_rank=huge))
+
+
+def test_tiles_that_cannot_be_cut_are_refused() -> None:
+    tiles = VisionRules(mode="tiles")
+    refused(
+        "tile is 450; it must be a multiple of patch, 14",
+        vision=dataclasses.replace(tiles, tile=450),
+    )
+    refused(
+        "min_tiles is 7; it must be at most",
+        vision=dataclasses.replace(tiles, min_tiles=7, max_tiles=6),
+    )
+    refused("tile is 0", vision=dataclasses.replace(tiles, tile=0))
+    refused("mode is 'slices'", vision=dataclasses.replace(tiles, mode="slices"))
+    phase = Phase(windows=1, max_tiles=3)
+    refused(
+        "max_tiles is 3, less than vision.min_tiles 4",
+        vision=dataclasses.replace(tiles, min_tiles=4),
+        phases=(phase, Phase()),
+    )
+    refused("max_pixels is 9, which says nothing", vision=tiles, phases=(Phase(max_pixels=9),))
 
 
 def test_a_step_has_a_maximum_of_packs() -> None:

@@ -12,7 +12,8 @@ from dataservice.core.plan import Plan
 from dataservice.core.plan.oversize import Fitted, fit_samples
 from dataservice.core.settings import Oversize
 from dataservice.core.tables import REASONS, SampleColumns
-from dataservice.core.vision import VisionRules, target_size
+from dataservice.core.tiles import tile_grid
+from dataservice.core.vision import VisionRules, num_rows, planned_size, target_size
 from tests.core.planning import counted, make_plan, windows_of
 from tests.core.synthetic import SyntheticIndex, SyntheticSource
 
@@ -80,7 +81,7 @@ def test_shrink_keeps_every_image_and_all_text(given: list[Sample], pack_length:
     long = [s for s in given if length_of(s, RULES.max_pixels) > pack_length]
     fitted = fit(long, "shrink", pack_length)
     for i, sample in enumerate(long):
-        stop, most = int(fitted.stop[i]), int(fitted.max_pixels[i])
+        stop, most = int(fitted.stop[i]), int(fitted.image_limit[i])
         if stop == 0:
             assert length_of(sample, RULES.min_pixels) > pack_length
             assert fitted.kept_images[i] == fitted.image_tokens[i] == fitted.num_patches[i] == 0
@@ -117,7 +118,7 @@ def test_truncate_cuts_text_or_before_an_image(given: list[Sample], pack_length:
         patches = [4 * tokens_of(sizes[n - 1], RULES.max_pixels) for n in whole]
         assert fitted.image_tokens[i] == sum(patches) // 4
         assert fitted.patches_squared[i] == sum(p * p for p in patches)
-        assert fitted.max_pixels[i] == RULES.max_pixels
+        assert fitted.image_limit[i] == RULES.max_pixels
 
 
 def test_every_place_of_a_cut() -> None:
@@ -188,7 +189,7 @@ def test_what_windows_read_is_packed_or_counted(policy: Oversize) -> None:
             window.stop.tolist(),
             window.total_tokens.tolist(),
             window.kept_images.tolist(),
-            window.max_pixels.tolist(),
+            window.image_limit.tolist(),
             strict=True,
         ):
             packed.setdefault((source, row), []).append(tuple(item))
@@ -245,7 +246,7 @@ def test_packs_hold_what_their_items_hold(policy: Oversize) -> None:
                 columns = INDEX.columns(int(window.source[i]), row)
                 kept = int(window.kept_images[i])
                 found = [
-                    tokens_of((int(h), int(w)), int(window.max_pixels[i]), RULES_OF_PLAN)
+                    tokens_of((int(h), int(w)), int(window.image_limit[i]), RULES_OF_PLAN)
                     for h, w in zip(columns.height[:kept], columns.width[:kept], strict=True)
                 ]
                 tokens += int(window.stop[i] - window.start[i])
@@ -275,8 +276,69 @@ def test_loss_tokens_of_what_is_left(policy: Oversize) -> None:
                 continue
             kept = int(window.kept_images[i])
             images = sum(
-                tokens_of((int(h), int(w)), int(window.max_pixels[i]), RULES_OF_PLAN)
+                tokens_of((int(h), int(w)), int(window.image_limit[i]), RULES_OF_PLAN)
                 for h, w in zip(columns.height[:kept], columns.width[:kept], strict=True)
             )
             expected += loss * (stop - images) // text if stop < whole else loss
     assert total == expected
+
+
+# ---- tiles --------------------------------------------------------------------------------------
+
+TILES = VisionRules(mode="tiles", tile=28, tile_tokens=7, min_tiles=2, max_tiles=9)
+
+
+def tiles_of(size: tuple[int, int], most: int) -> int:
+    """With the thumbnail."""
+    rows, columns = tile_grid(*size, tile=28, min_tiles=2, max_tiles=most)
+    return rows * columns + 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(given=st.lists(samples(), min_size=1, max_size=5), pack_length=st.integers(20, 500))
+def test_shrink_takes_tiles_away(given: list[Sample], pack_length: int) -> None:
+    def length(sample: Sample, most: int) -> int:
+        parts, sizes, markup = sample
+        return sum(parts) + sum(7 * tiles_of(size, most) + markup for size in sizes)
+
+    long = [sample for sample in given if length(sample, 9) > pack_length]
+    fitted = fit_samples(columns_of(long), rules=TILES, pack_length=pack_length, policy="shrink")
+    for i, sample in enumerate(long):
+        stop, most = int(fitted.stop[i]), int(fitted.image_limit[i])
+        if stop == 0:
+            assert length(sample, 2) > pack_length
+            continue
+        assert stop == length(sample, most) <= pack_length < length(sample, most + 1)
+        assert 2 <= most < 9
+        tiles = sum(tiles_of(size, most) for size in sample[1])
+        assert fitted.image_tokens[i] == 7 * tiles
+        assert fitted.num_patches[i] == 4 * tiles
+        assert fitted.patches_squared[i] == 16 * tiles
+
+
+@settings(deadline=None, max_examples=30)
+@given(given=st.lists(samples(), min_size=1, max_size=5), pack_length=st.integers(1, 400))
+def test_truncate_keeps_whole_images_of_tiles(given: list[Sample], pack_length: int) -> None:
+    fitted = fit_samples(columns_of(given), rules=TILES, pack_length=pack_length, policy="truncate")
+    for i, (_, sizes, _) in enumerate(given):
+        tiles = [tiles_of(size, 9) for size in sizes]
+        kept = int(fitted.kept_images[i])
+        assert fitted.image_tokens[i] == 7 * sum(tiles[:kept])
+        assert fitted.image_limit[i] == 9
+
+
+def test_windows_of_tiles_hold_what_their_items_hold() -> None:
+    rules = VisionRules(mode="tiles", max_tiles=6)
+    plan = _policy_plan("shrink", vision=rules)
+    assert counted(plan, "shrunk").sum() > 0
+    for window in windows_of(plan):
+        assert (window.tokens <= 1200).all()
+        assert (window.num_patches == 4 * window.image_tokens).all()
+        for k in range(window.num_packs):
+            tiles = 0
+            for i in range(*window.item_offsets[k : k + 2].tolist()):
+                columns = INDEX.columns(int(window.source[i]), np.array([window.row[i]]))
+                for size in zip(columns.height.tolist(), columns.width.tolist(), strict=True):
+                    high, wide = planned_size(*size, rules, int(window.image_limit[i]))
+                    tiles += num_rows(high, wide, rules)
+            assert window.image_tokens[k] == 256 * tiles

@@ -32,7 +32,6 @@ from tests.core.planning import (
 from tests.core.synthetic import SyntheticIndex, SyntheticSource
 
 GRID = Grid(dp_size=4, micro_steps=3)
-CUT = REASONS.index("cut")
 
 
 def phased(*phases: Phase, finite: bool = False, **changes: Any) -> Plan:
@@ -53,7 +52,7 @@ def named_items(plan: Plan, index: SyntheticIndex, window: WindowPlan) -> list[t
             window.row.tolist(),
             window.start.tolist(),
             window.stop.tolist(),
-            window.max_pixels.tolist(),
+            window.image_limit.tolist(),
             strict=True,
         )
     ]
@@ -78,7 +77,12 @@ def test_windows_follow_the_settings_of_their_phase() -> None:
         assert window.pack_length == length
         assert (window.tokens <= length).all()
         assert len(set(window.source.tolist())) == sources
-        assert not pixels or window.max_pixels.max() == pixels
+        assert not pixels or window.image_limit.max() == pixels
+
+
+def test_a_phase_of_tiles_has_its_own_most() -> None:
+    plan = phased(Phase(windows=2, max_tiles=3), Phase(), vision=VisionRules(mode="tiles"))
+    assert [plan.window(0, n).image_limit.max() for n in range(3)] == [3, 3, 12]
 
 
 def test_packs_alone_are_turned_into_whole_windows_rounded_up() -> None:
@@ -551,6 +555,10 @@ def test_resume_at_every_boundary(run: str) -> None:
         ((Phase(windows=0), Phase()), r"phases\[0\]: windows is 0"),
         ((Phase(packs=0), Phase()), r"phases\[0\]: packs is 0"),
         ((Phase(windows=1), Phase(max_pixels=9)), "less than vision.min_pixels 3136"),
+        (
+            (Phase(windows=1), Phase(max_tiles=9)),
+            r"phases\[1\]: max_tiles is 9, which says nothing",
+        ),
         ((Phase(windows=1), Phase(packer="magic")), "packer is 'magic'"),  # type: ignore[arg-type]
         ((Phase(windows=1), Phase(weights=(("no", "1"),))), "weights name 'no'"),
         ((Phase(windows=1), Phase(weights=(("text", "0"),))), r"phases\[1\]: no source has both"),

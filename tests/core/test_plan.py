@@ -428,11 +428,11 @@ def test_digest_covers_what_decides() -> None:
 
 GOLDEN = {
     "plain": (
-        "c8dacdda1dbb6737868a34b8446e64776b1d75f88ddd495805e189f0f257d522",
+        "4532559206fea1d6b5805cff33f548ff59ef17726f5364c0f8f03ba04eac7880",
         "1337da562c695edd0ea7ff5210dd6f94faf9f2c93b7cfd27fed4e3e7e9edc8fd",
     ),
     "segregated phases": (
-        "279f3cd149fe8ab8438632d3085e1bf2cbebdc4a307047e5b474712dc4066b80",
+        "6e3765f0b5ac1829c3363d322ace44c8506124183cb7ea1e9355d01868b682b7",
         "69275a0f4592d155dcf552428353fd2d1323428d1ec10e1620d47382c72c00c1",
     ),
 }

@@ -21,7 +21,7 @@ from dataservice.core.simulate.workloads import (
     vision,
 )
 from dataservice.core.tables import SampleColumns
-from dataservice.core.vision import target_size, target_sizes
+from dataservice.core.vision import planned_sizes, target_size
 from dataservice.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -57,7 +57,7 @@ vit_cost CV, max / mean."""
 
 def _of_images(columns: SampleColumns, max_pixels: int) -> tuple[Ints, Ints]:
     """(patches, tokens) of each image."""
-    height, width = target_sizes(columns.height, columns.width, vision(max_pixels))
+    height, width = planned_sizes(columns.height, columns.width, vision(max_pixels))
     patches = (height // 16) * (width // 16)
     return patches, patches // 4
 

@@ -80,7 +80,7 @@ def config_path(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 }
                 for name, weight in weights.items()
             ],
-            "vision": VISION,
+            "vision": VISION | {"exact": True},
             "plan": {
                 "pack_length": 8192,
                 "epochs": "endless",

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,6 +28,7 @@ from dataservice.errors import ConfigError, StorageError
 from dataservice.linting.archives import lint_archive
 from dataservice.linting.findings import Finding
 from dataservice.linting.run import Options, lint_files
+from dataservice.pipeline.decoding import Decoded
 from dataservice.storage.backends import ObjectStat
 from dataservice.storage.objects import Store
 
@@ -89,13 +91,13 @@ def test_a_picture_that_takes_too_long_is_a_finding(
     release = threading.Event()
     calls = []
 
-    def slow(*_: object) -> Image.Image:
+    def slow(*_: object) -> Decoded:
         calls.append(1)
         if len(calls) == 1:
             release.wait(20)
-        return Image.new("RGB", (40, 30))
+        return Decoded(pixels=np.zeros((30, 40, 3), np.uint8), box=(0, 0, 40, 30))
 
-    monkeypatch.setattr("dataservice.linting.pictures.load_rgb", slow)
+    monkeypatch.setattr("dataservice.linting.pictures.decode_whole", slow)
     options = Options(decode_deadline_s=0.2)
     try:
         found = [f.reason for f in lint_files([str(tmp_path)], [], options)]

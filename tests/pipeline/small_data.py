@@ -18,7 +18,7 @@ from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.records import parse_record
 from dataservice.storage.sources import RecordFormat
 
-RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600)
+RULES = VisionRules(patch=4, merge=2, min_pixels=64, max_pixels=1600, exact=True)
 FORMATS = {"src": RecordFormat()}
 SIZES = {"small.png": (24, 16), "large.jpg": (90, 61), "tall.jpg": (20, 70), "bad.jpg": (64, 64)}
 

@@ -1,75 +1,33 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.pictures import ORIENTATION, encoded, image_spec, noise, png, turned
 
 from dataservice.core.packspec import ImageSpec
-from dataservice.core.vision import VisionRules, target_size
-from dataservice.errors import ConfigError, ImageError
-from dataservice.pipeline import images
-from dataservice.pipeline.images import (
-    DecodeLimits,
-    check_pillow,
-    decode_pixels,
-    decoder_fingerprint,
-    patchify,
-)
+from dataservice.core.vision import VisionRules
+from dataservice.errors import ImageError
+from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 
-RULES = VisionRules(patch=14, merge=2, min_pixels=28 * 28, max_pixels=28 * 28 * 40)
+RULES = VisionRules(patch=14, merge=2, min_pixels=28 * 28, max_pixels=28 * 28 * 40, exact=True)
 LIMITS = DecodeLimits()
-ORIENTATION = 0x0112
 
 
-def noise(width: int, height: int, channels: int = 3, seed: int = 0) -> np.ndarray:
-    """Smooth enough that JPEG keeps something of it, different everywhere."""
-    rng = np.random.Generator(np.random.Philox(seed))
-    small = rng.integers(0, 256, (height // 4 + 2, width // 4 + 2, channels), np.uint8)
-    return np.repeat(np.repeat(small, 4, 0), 4, 1)[:height, :width].squeeze()
-
-
-def encoded(image: Image.Image, kind: str, **options) -> bytes:
-    stored = io.BytesIO()
-    image.save(stored, kind, **options)
-    return stored.getvalue()
-
-
-def spec_of(width: int, height: int, rules: VisionRules = RULES, **changes) -> ImageSpec:
-    target_height, target_width = target_size(
-        height,
-        width,
-        patch=rules.patch,
-        merge=rules.merge,
-        min_pixels=rules.min_pixels,
-        max_pixels=rules.max_pixels,
-    )
-    values = {
-        "shard": 0,
-        "member": "a.jpg",
-        "offset": 0,
-        "stored_bytes": 0,
-        "size_bytes": 0,
-        "method": 0,
-        "crc32": 0,
-        "width": width,
-        "height": height,
-        "target_width": target_width,
-        "target_height": target_height,
-    }
-    return ImageSpec(**(values | changes))
+def spec_of(width: int, height: int) -> ImageSpec:
+    return image_spec(width, height, RULES)
 
 
 def decoded(data: bytes, spec: ImageSpec, rules: VisionRules = RULES, limits=LIMITS) -> np.ndarray:
+    prepared = ImageDecoder(rules, limits).prepare(data, spec)
     num_patches = spec.target_width * spec.target_height // rules.patch**2
     # A view inside a larger array, as in a pack, with guards around it.
     around = np.full((num_patches + 2, 3 * rules.patch**2), 77, np.uint8)
-    patchify(decode_pixels(data, spec, limits), rules, around[1:-1])
+    prepared(around[1:-1])
     assert (around[[0, -1]] == 77).all()
     return around[1:-1]
 
@@ -127,26 +85,22 @@ def test_pixels_equal_the_reference(data, patches_of) -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif_turn(orientation, kind, patches_of) -> None:
-    exif = Image.Exif()
-    exif[ORIENTATION] = orientation
-    data = encoded(Image.fromarray(noise(130, 60)), kind, exif=exif)
+    data = turned(Image.fromarray(noise(130, 60)), kind, orientation)
     assert upright_size(data) == ((60, 130) if orientation >= 5 else (130, 60))
     assert_as(patches_of, data)
 
 
 def test_an_orientation_behind_the_pixels_counts_as_the_index_has_it(patches_of) -> None:
     """Of a compressed PNG the index does not look there."""
-    exif = Image.Exif()
-    exif[ORIENTATION] = 6
     plain = encoded(Image.fromarray(noise(130, 60)), "PNG")
-    data = encoded(Image.fromarray(noise(130, 60)), "PNG", exif=exif)
+    data = turned(Image.fromarray(noise(130, 60)), "PNG", 6)
     start = data.index(b"eXIf") - 4
     stop = start + 12 + int.from_bytes(data[start : start + 4], "big")
     end = data.index(b"IEND") - 4
     data = data[:start] + data[stop:end] + data[start:stop] + data[end:]
-    turned, stored = spec_of(60, 130), spec_of(130, 60)
-    size = turned.target_width, turned.target_height
-    assert (decoded(data, turned) == patches_of(data, *size, RULES.patch, RULES.merge)).all()
+    sideways, stored = spec_of(60, 130), spec_of(130, 60)
+    size = sideways.target_width, sideways.target_height
+    assert (decoded(data, sideways) == patches_of(data, *size, RULES.patch, RULES.merge)).all()
     assert (decoded(data, stored) == decoded(plain, stored)).all()
 
 
@@ -158,22 +112,6 @@ def test_a_picture_that_has_its_planned_size_is_not_resampled(slow_patches) -> N
     assert (decoded(data, spec) == slow_patches(pixels, 14, 2)).all()
 
 
-@given(
-    patch=st.sampled_from([2, 3, 14]),
-    merge=st.sampled_from([1, 2, 3]),
-    rows=st.integers(1, 3),
-    columns=st.integers(1, 3),
-)
-@settings(max_examples=25, deadline=None)
-def test_patch_order_equals_the_loop(slow_patches, patch, merge, rows, columns) -> None:
-    rules = VisionRules(patch=patch, merge=merge)
-    height, width = rows * patch * merge, columns * patch * merge
-    pixels = noise(width, height).reshape(height, width, 3)
-    out = np.empty((height * width // patch**2, 3 * patch**2), np.uint8)
-    patchify(pixels, rules, out)
-    assert (out == slow_patches(pixels, patch, merge)).all()
-
-
 @given(width=st.integers(20, 400), height=st.integers(20, 400), seed=st.integers(0, 9))
 @settings(max_examples=15, deadline=None)
 def test_any_size_equals_the_reference(patches_of, width, height, seed) -> None:
@@ -181,19 +119,6 @@ def test_any_size_equals_the_reference(patches_of, width, height, seed) -> None:
 
 
 JPEG = encoded(RGB, "JPEG", quality=85)
-
-
-def png_of(width: int, height: int) -> bytes:
-    """A PNG whose header promises a size and whose data end at once."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    image_data = chunk(b"IDAT", zlib.compress(b"\0"))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + image_data + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +132,7 @@ def png_of(width: int, height: int) -> bytes:
         (b"", "^empty: the file has no bytes"),
         (b"<svg></svg>", "^unsupported format: SVG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 150 90\n", "^unsupported format: Post"),
-        (png_of(150, 90), "^truncated PNG"),
+        (png(150, 90, 8, 2, b"\0"), "^truncated PNG"),
     ],
     ids="jpeg png webp head gif empty svg postscript png-data".split(),
 )
@@ -216,7 +141,7 @@ def test_damaged_pictures_say_why(data, reason) -> None:
     reasons = set()
     for _ in range(2):
         with pytest.raises(ImageError, match=reason) as caught:
-            decode_pixels(data, spec, LIMITS)
+            decoded(data, spec)
         reasons.add(caught.value.reason)
     assert len(reasons) == 1
     assert "0x" not in reasons.pop()
@@ -227,11 +152,12 @@ def test_size_is_checked_before_decoding(monkeypatch) -> None:
         raise AssertionError("decoded")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", refuse)
+    monkeypatch.setattr("simplejpeg.decode_jpeg", refuse)
     with pytest.raises(ImageError, match="JPEG is 150x90 pixels upright, the index says 151x90"):
         decoded(JPEG, spec_of(151, 90))
     with pytest.raises(ImageError, match="too many pixels: JPEG of 150x90, the limit is 13499"):
         decoded(JPEG, spec_of(150, 90), limits=DecodeLimits(max_pixels=150 * 90 - 1))
-    bomb = png_of(60_000, 60_000)
+    bomb = png(60_000, 60_000, 8, 2, b"\0")
     with pytest.raises(ImageError, match="too many pixels: 60000x60000, the limit"):
         decoded(bomb, spec_of(60_000, 60_000))
 
@@ -248,27 +174,3 @@ def test_damaged_exif_counts_as_absent() -> None:
     spec = spec_of(150, 90)
     plain = encoded(RGB, "JPEG")
     assert (decoded(data, spec) == decoded(plain, spec)).all()
-
-
-def test_fingerprint_names_the_library_and_does_not_change() -> None:
-    text = decoder_fingerprint()
-    assert text.startswith(("pillow-simd ", "pillow "))
-    assert "libjpeg_turbo " in text and "probe " in text
-    decoder_fingerprint.cache_clear()
-    assert decoder_fingerprint() == text
-
-
-def test_check_pillow(monkeypatch) -> None:
-    check_pillow()
-    monkeypatch.setattr(images.importlib.metadata, "version", lambda _: "1.0")
-    with pytest.raises(ConfigError, match=r"pillow 1\.0 and pillow-simd 1\.0 are both installed"):
-        check_pillow()
-
-
-def test_check_pillow_finds_overwritten_files_and_missing_codecs(monkeypatch) -> None:
-    monkeypatch.setattr(images.features, "check", lambda name: name != "webp")
-    with pytest.raises(ConfigError, match="was built without webp"):
-        check_pillow()
-    monkeypatch.setattr(images.PIL, "__version__", "99.0")
-    with pytest.raises(ConfigError, match=r"the files are those of 99\.0"):
-        check_pillow()

@@ -186,8 +186,7 @@ def test_a_damaged_picture_becomes_a_hole(data, text, build) -> None:
     assert list(built.new_holes) == [key]
     reason = built.new_holes[key]
     assert reason.startswith("truncated JPEG: image file is truncated (")
-    assert reason.endswith(" (bad.jpg in src/a.zip)")
-    assert built.meta["holes"] == [f"{key}: {reason}"]
+    assert built.meta["holes"] == [f"{key}: {reason} (bad.jpg in src/a.zip)"]
     assert_hole(built, spec, 0, 0)
     pixels = built.arrays["pixel_values"]
     bad, tall = num_patches(data.image("bad.jpg")), num_patches(data.image("tall.jpg"))
@@ -197,6 +196,39 @@ def test_a_damaged_picture_becomes_a_hole(data, text, build) -> None:
     again = build(spec, holes=built.new_holes)
     assert same_arrays(again, built) and again.meta == built.meta
     assert again.new_holes == {}
+
+
+def test_a_fallback_is_gray_and_its_sample_keeps_its_labels(data, text, build) -> None:
+    spec = data.pack(*(data.item(i, text) for i in (5, 3)))
+    hole = build(spec)
+    built = build(spec, bad_image="fallback")
+    key = f"{spec.items[0].key}#0"
+    assert built.new_holes == hole.new_holes
+    assert built.meta["holes"] == [
+        f"{key}: fallback: {built.new_holes[key]} (bad.jpg in src/a.zip)"
+    ]
+    bad = num_patches(data.image("bad.jpg"))
+    pixels = built.arrays["pixel_values"]
+    assert (pixels[:bad] == 127).all()
+    assert np.array_equal(pixels[bad:], hole.arrays["pixel_values"][bad:])
+    assert (built.arrays["labels"] >= 0).sum() == len("One is bad.") + len("Tall.") + 2
+    masked = hole.arrays["labels"] == -100
+    assert (np.where(masked, -100, built.arrays["labels"]) == hole.arrays["labels"]).all()
+    for name in built.arrays.keys() - {"labels", "pixel_values"}:
+        assert np.array_equal(built.arrays[name], hole.arrays[name])
+    again = build(spec, holes=built.new_holes, bad_image="fallback")
+    assert same_arrays(again, built) and again.meta == built.meta and again.new_holes == {}
+
+
+def test_a_record_that_cannot_be_read_has_no_fallback(data, text, build) -> None:
+    spec = data.pack(dataclasses.replace(data.item(5, text), crc32=5), data.item(3, text))
+    hole, built = build(spec), build(spec, bad_image="fallback")
+    record, picture = (f"{spec.items[0].key}#{what}" for what in ("record", 0))
+    assert set(built.new_holes) == {record, picture}
+    assert [h.partition(": ")[0] for h in built.meta["holes"]] == [record, picture]
+    assert "fallback" not in built.meta["holes"][0]
+    assert np.array_equal(built.arrays["labels"], hole.arrays["labels"])
+    assert np.array_equal(built.arrays["input_ids"], hole.arrays["input_ids"])
 
 
 def test_a_known_hole_is_not_read_and_other_holes_do_not_matter(data, text, build, reader) -> None:
@@ -212,7 +244,7 @@ def test_a_known_hole_is_not_read_and_other_holes_do_not_matter(data, text, buil
 
     built = build(spec, reader=Watched(), holes={key: "said before", "other#0": "elsewhere"})
     assert_hole(built, spec, 0, 0)
-    assert built.meta["holes"] == [f"{key}: said before"]
+    assert built.meta["holes"] == [f"{key}: said before (large.jpg in src/a.zip)"]
     assert built.new_holes == {}
     assert data.image("large.jpg").offset not in members and len(members) == 2
 
@@ -220,7 +252,7 @@ def test_a_known_hole_is_not_read_and_other_holes_do_not_matter(data, text, buil
 def test_a_sample_that_stands_twice_is_a_hole_twice(data, text, build, monkeypatch) -> None:
     spec = data.pack(data.item(3, text), data.item(3, text))
     whole = build(spec)
-    real, calls = images.decode_pixels, []
+    real, calls = images.decode, []
 
     def fails_once(*arguments):
         calls.append(1)
@@ -228,7 +260,7 @@ def test_a_sample_that_stands_twice_is_a_hole_twice(data, text, build, monkeypat
             time.sleep(0.3)
         return real(*arguments)
 
-    monkeypatch.setattr(images, "decode_pixels", fails_once)
+    monkeypatch.setattr(images, "decode", fails_once)
     built = build(spec, limits=DecodeLimits(deadline_s=0.1))
     assert list(built.new_holes) == [f"{spec.items[0].key}#0"]
     assert_hole(built, spec, 0, 0)
@@ -242,7 +274,8 @@ def test_a_bad_member_is_a_hole(data, text, build) -> None:
     spec = data.pack(dataclasses.replace(item, images=(image,)))
     built = build(spec)
     (reason,) = built.new_holes.values()
-    assert reason.startswith("CRC mismatch") and reason.endswith("(tall.jpg in src/a.zip)")
+    assert reason.startswith("CRC mismatch")
+    assert built.meta["holes"][0].endswith(f"{reason} (tall.jpg in src/a.zip)")
     assert_hole(built, spec, 0, 0)
 
 
@@ -271,9 +304,7 @@ def test_storage_errors_are_holes_only_when_told(data, text, build, reader) -> N
     with pytest.raises(StorageError, match="the disk is away"):
         build(spec, reader=failing)
     built = build(spec, reader=failing, storage_holes=True)
-    assert list(built.new_holes.values()) == [
-        "could not be read: the disk is away (tall.jpg in src/a.zip)"
-    ]
+    assert list(built.new_holes.values()) == ["could not be read: the disk is away"]
     assert_hole(built, spec, 0, 0)
     records_away = Failing(reader, raise_storage_error, "a.jsonl")
     with pytest.raises(StorageError, match="the disk is away"):
@@ -322,37 +353,45 @@ def wait_until(condition) -> None:
 
 
 def test_a_decode_over_its_deadline_becomes_a_hole_for_good(data, text, build, monkeypatch) -> None:
-    gate, real = threading.Event(), images.decode_pixels
+    gate, real = threading.Event(), images.decode
 
-    def slow(bytes_, image, limits):
+    def slow(bytes_, image, *rest):
         if image.member == "tall.jpg":
             gate.wait(LONG_S)
-        return real(bytes_, image, limits)
+        return real(bytes_, image, *rest)
 
     spec = data.pack(data.item(3, text), data.item(1, text))
-    monkeypatch.setattr(images, "decode_pixels", slow)
+    monkeypatch.setattr(images, "decode", slow)
     with BuildPools(decode_threads=1, read_threads=2) as pools:
         built = build(spec, limits=DecodeLimits(deadline_s=0.3), pool=pools)
         key = f"{spec.items[0].key}#0"
-        assert built.new_holes == {key: "decode took longer than 0.3 s (tall.jpg in src/a.zip)"}
+        assert built.new_holes == {key: "decode took longer than 0.3 s"}
         assert (pools.decodes.abandoned, pools.decodes.stuck) == (1, 1)
         before = {name: a.tobytes() for name, a in built.arrays.items()}
         gate.set()
         wait_until(lambda: pools.decodes.stuck == 0)
         assert {name: a.tobytes() for name, a in built.arrays.items()} == before
     assert_hole(built, spec, 0, 0)
-    monkeypatch.setattr(images, "decode_pixels", real)
+    monkeypatch.setattr(images, "decode", real)
     assert same_arrays(build(spec, holes=built.new_holes), built)
 
 
+def test_a_picture_above_the_limit_of_bytes_is_not_read(data, text, build) -> None:
+    spec = data.pack(data.item(3, text))
+    image = spec.items[0].images[0]
+    limit = max(image.stored_bytes, image.size_bytes) - 1
+    built = build(spec, limits=DecodeLimits(max_bytes=limit))
+    assert built.new_holes[f"{spec.items[0].key}#0"].startswith("too large: a file of")
+
+
 def test_largest_pictures_are_decoded_first(data, text, build, monkeypatch) -> None:
-    order, real = [], images.decode_pixels
+    order, real = [], images.decode
 
-    def watched(bytes_, image, limits):
+    def watched(bytes_, image, *rest):
         order.append(image.member)
-        return real(bytes_, image, limits)
+        return real(bytes_, image, *rest)
 
-    monkeypatch.setattr(images, "decode_pixels", watched)
+    monkeypatch.setattr(images, "decode", watched)
     with BuildPools(decode_threads=1, read_threads=1) as pools:
         build(data.pack(*(data.item(i, text) for i in (3, 1, 4))), pool=pools)
     assert order == ["large.jpg", "bad.jpg", "tall.jpg", "small.png"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -42,6 +43,25 @@ def test_tasks_start_in_order() -> None:
         for job in reversed(jobs):
             pool.result(job)
     assert started == list(range(20))
+
+
+def test_the_lowest_priority_starts_first() -> None:
+    started, gate = [], threading.Event()
+    with DeadlinePool(1, name="test") as pool:
+        first = pool.submit(gate.wait, commit=same, deadline_s=LONG_S)
+        jobs = [
+            pool.submit(partial(started.append, place), commit=same, deadline_s=LONG_S, priority=p)
+            for place, p in enumerate([(2, 0), (1, 5), (1, 5), (0, 9), (1, 4), ()])
+        ]
+        taken_back = pool.submit(
+            lambda: started.append("taken back"), commit=same, deadline_s=LONG_S, priority=(0,)
+        )
+        pool.cancel([taken_back])
+        gate.set()
+        for job in [first, *jobs]:
+            pool.result(job)
+        assert pool.completed == 7
+    assert started == [5, 3, 4, 1, 2, 0]
 
 
 def test_a_hung_task_is_given_up_never_commits_and_its_thread_is_replaced(pool) -> None:
@@ -120,6 +140,15 @@ def test_close_joins_the_threads_and_is_idempotent() -> None:
     assert left == []
     with pytest.raises(RuntimeError, match="the read pool is closed"):
         pools.reads.submit(lambda: 1, commit=same, deadline_s=1)
+
+
+def test_pools_beside_others_have_only_decode_threads_of_their_own() -> None:
+    with BuildPools(decode_threads=1, read_threads=1) as pools, pools.beside(2, name="own") as own:
+        assert own.reads is pools.reads
+        assert own.decodes.num_threads == 2
+        assert pools.decodes.num_threads == 1
+        assert own.decodes.result(own.decodes.submit(int, commit=same, deadline_s=LONG_S)) == 0
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("own-")]
 
 
 def test_a_pool_needs_a_thread() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -9,16 +10,26 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline.golden_text import cases
 
 from dataservice.errors import ConfigError, RecordError
-from dataservice.pipeline.text import SPECIAL_TOKENS, TextRenderer, TextSettings
+from dataservice.pipeline.text import Rendered, TextRenderer, TextSettings
+from dataservice.pipeline.text_settings import BYTE_SPECIALS
 from dataservice.storage.counting import Counted
 from dataservice.storage.records import Record, Turn
+
+TEMPLATES = ["plain", "chatml", "llama3"]
+JINJA = [str(cases.FOLDER / f"{name}.jinja") for name in ("qwen_vl", "generation", "thinking")]
+
+
+def stem(template: str) -> str:
+    return Path(template).stem
+
 
 CORPUS = ["The quick brown fox jumps over the lazy dog.", "im_start user assistant image pad end"]
 
 
-def small_tokenizer(path: Path, *, special: bool = True, names=SPECIAL_TOKENS) -> str:
+def small_tokenizer(path: Path, *, special: bool = True, names=BYTE_SPECIALS) -> str:
     """A byte-level BPE of a few hundred tokens, with truncation and padding left on in the file."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -62,8 +73,13 @@ TALK = record(
 )
 
 
-def renderer(**options: str) -> TextRenderer:
+def renderer(**options: str | None) -> TextRenderer:
     return TextRenderer.build(TextSettings(**options))  # type: ignore[arg-type]
+
+
+@functools.cache
+def built(tokenizer: str, template: str, loss: str) -> TextRenderer:
+    return renderer(tokenizer=tokenizer, template=template, loss=loss)
 
 
 def masked_text(text: TextRenderer, rec: Record, sizes: list[int]) -> str:
@@ -114,7 +130,54 @@ def test_loss_on_all_text_leaves_out_images_and_the_first_token() -> None:
     )
 
 
-@pytest.mark.parametrize("template", ["plain", "chatml"])
+def test_llama3_by_hand() -> None:
+    text = renderer(template="llama3")
+    rec = record(
+        turn("system", " Be brief.\n"),
+        turn("user", "\n<image> x <image> "),
+        turn("assistant", " A "),
+    )
+    assert text.decode(text.render(rec, [1, 2]).ids) == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\n<|vision_start|><|image_pad|><|vision_end|> x "
+        "<|vision_start|><|image_pad|><|image_pad|><|vision_end|><|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>"
+    )
+    assert masked_text(text, rec, [1, 2]) == "A<|eot_id|>"
+    plain = text.render(record(turn("text", " a ")), [])
+    assert text.decode(plain.ids) == "<|begin_of_text|> a <|end_of_text|>"
+    assert plain.loss.tolist() == [False, True, True, True, True]
+    assert text.decode([text.pad_token]) == "<|end_of_text|>"
+
+
+def test_tokens_of_texts_and_images_by_name() -> None:
+    text = renderer(
+        template="chatml",
+        begin_of_text="<s>",
+        end_of_text="</s>",
+        image_token="<image>",
+        image_start=None,
+        image_end="</image>",
+    )
+    rec = record(turn("user", "a<image>b<image>"))
+    assert text.decode(text.render(rec, [2, 1]).ids) == (
+        "<|im_start|>user\na<image><image></image>b<image></image><|im_end|>\n"
+    )
+    counted = text.count(rec)
+    assert counted.image_markup == 1
+    assert counted.text_tokens + 3 == len(text.render(rec, [2, 1]).ids)
+    assert text.decode(text.render(record(turn("text", "a")), []).ids) == "<s>a</s>"
+    assert text.image_start is None
+    none = renderer(template="plain", image_start=None, image_end=None)
+    rec = record(turn("user", "<image>"), turn("assistant", "a"))
+    rendered = none.render(rec, [2])
+    assert none.count(rec) == Counted(
+        text_tokens=3, loss_tokens=2, image_positions=(0,), image_markup=0
+    )
+    assert rendered.loss.tolist() == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("template", ["plain", "chatml", JINJA[0]], ids=stem)
 @pytest.mark.parametrize("loss", ["assistant", "all"])
 def test_plain_text_is_the_same_in_every_template_and_always_carries_loss(template, loss) -> None:
     text = renderer(template=template, loss=loss)
@@ -128,13 +191,13 @@ def test_plain_text_is_the_same_in_every_template_and_always_carries_loss(templa
 
 def test_byte_tokenizer_layout() -> None:
     text = renderer()
-    assert (text.vocab_size, text.pad_token, text.image_token) == (262, 256, 261)
+    assert (text.vocab_size, text.pad_token, text.image_token) == (267, 256, 261)
     assert text.render(record(turn("text", "A\x00é")), []).ids.tolist() == [65, 0, 195, 169, 256]
 
 
 TEXTS = st.lists(
     st.one_of(
-        st.sampled_from([*SPECIAL_TOKENS, "<image", "image>", "\n", "<|", "|>", " user"]),
+        st.sampled_from([*BYTE_SPECIALS, "<image", "image>", "\n", "<|", "|>", " user"]),
         st.text(st.characters(exclude_categories=("Cs",)), max_size=12),
     ),
     max_size=6,
@@ -161,18 +224,36 @@ def documents(rec: Record) -> list[Record]:
     return [record(*rec.turns[a:b]) for a, b in pairwise(bounds)]
 
 
-@pytest.mark.parametrize("template", ["plain", "chatml"])
-@pytest.mark.parametrize("loss", ["assistant", "all"])
+@pytest.mark.parametrize("template", [*TEMPLATES, *JINJA], ids=stem)
 @pytest.mark.parametrize("kind", ["bytes", "file"])
-@given(rec=records(), data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_count_equals_render(kind, template, loss, tokenizer_file, rec, data) -> None:
-    name = "bytes" if kind == "bytes" else tokenizer_file
-    text = renderer(tokenizer=name, template=template, loss=loss)
-    number = len(rec.images)
-    sizes = data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
-    rendered = text.render(rec, sizes)
-    counted = text.count(rec)
+@given(
+    loss=st.sampled_from(["assistant", "all"]),
+    batch=st.lists(records(), min_size=1, max_size=3),
+    data=st.data(),
+)
+@settings(max_examples=25, deadline=None)
+def test_count_equals_render(kind, template, tokenizer_file, loss, batch, data) -> None:
+    text = built("bytes" if kind == "bytes" else tokenizer_file, template, loss)
+    sizes = [
+        data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
+        for number in (len(rec.images) for rec in batch)
+    ]
+    together = text.render_all(list(zip(batch, sizes, strict=True)))
+    for rec, own, rendered, counted in zip(
+        batch, sizes, together, text.count_all(batch), strict=True
+    ):
+        if isinstance(counted, RecordError):
+            assert isinstance(rendered, RecordError)
+            assert rendered.reason == counted.reason
+            continue
+        check_rendered(text, rendered, counted, own)
+        alone = text.render(rec, own)
+        assert (alone.ids == rendered.ids).all() and (alone.loss == rendered.loss).all()
+
+
+def check_rendered(
+    text: TextRenderer, rendered: Rendered, counted: Counted, sizes: list[int]
+) -> None:
     assert counted.text_tokens + sum(sizes) == len(rendered.ids) == len(rendered.loss)
     assert counted.loss_tokens == rendered.loss.sum()
     assert spans_of(counted, sizes) == spans_in(text, rendered.ids)
@@ -217,41 +298,65 @@ def test_positions_of_images_first_last_and_side_by_side(kind, template, tokeniz
         assert spans[-1][1] == len(text.render(rec, sizes).ids) - 1
 
 
+@pytest.mark.parametrize("template", ["chatml", *JINJA[:2]], ids=stem)
 @pytest.mark.parametrize("kind", ["bytes", "file"])
 @given(rec=records())
-@settings(max_examples=60, deadline=None)
-def test_text_between_special_tokens_is_the_source_text(kind, tokenizer_file, rec) -> None:
-    text = renderer(tokenizer="bytes" if kind == "bytes" else tokenizer_file, template="chatml")
+@settings(max_examples=30, deadline=None)
+def test_only_the_template_s_special_tokens_are_special(
+    kind, template, tokenizer_file, rec
+) -> None:
+    text = built("bytes" if kind == "bytes" else tokenizer_file, template, "assistant")
     special_ids = set(text.special_tokens.values())
     ids = text.render(rec, [1] * len(rec.images)).ids.tolist()
     got, current = [], []
     for token in ids:
         if token in special_ids:
-            got.append(text.decode(current))
+            got += [text.decode(current), token]
             current = []
         else:
             current.append(token)
     got.append(text.decode(current))
-    assert "".join(got) == expected_text(rec)
+    assert got == expected(text, template, rec)
 
 
-def expected_text(rec: Record) -> str:
-    found = []
+def expected(text: TextRenderer, template: str, rec: Record) -> list[str | int]:
+    """Texts and special tokens, one after the other."""
+    special = text.special_tokens
+    image = [special[f"<|{name}|>"] for name in ("vision_start", "image_pad", "vision_end")]
+    found: list[str | int] = [""]
+
+    def add(*parts: str | int) -> None:
+        for part in parts:
+            if isinstance(part, int):
+                found.extend([part, ""])
+            else:
+                found[-1] += part
+
     for document in documents(rec):
-        texts = [("".join(t.pieces), t.role) for t in document.turns]
-        if all(role == "text" for _, role in texts):
-            found.append("\n".join(text for text, _ in texts))
-        else:
-            found += [f"{role}\n{text}\n" for text, role in texts]
-    return "".join(found)
+        if all(t.role == "text" for t in document.turns):
+            for number, said in enumerate(document.turns):
+                add("\n" * (number > 0), *said_parts(said, image))
+            add(special["<|endoftext|>"])
+            continue
+        system = "qwen" in template and document.turns[0].role != "system"
+        for said in [turn("system", "You are a helpful assistant.")] * system + [*document.turns]:
+            add(special["<|im_start|>"], f"{said.role}\n", *said_parts(said, image))
+            add(special["<|im_end|>"], "\n")
+    return found
 
 
-@pytest.mark.parametrize("template", ["plain", "chatml"])
-@pytest.mark.parametrize("loss", ["assistant", "all"])
-@given(rec=records(), data=st.data())
-@settings(max_examples=40, deadline=None)
+def said_parts(said: Turn, image: list[int]) -> list[str | int]:
+    parts: list[str | int] = [said.pieces[0]]
+    for piece in said.pieces[1:]:
+        parts += [*image, piece]
+    return parts
+
+
+@pytest.mark.parametrize("template", [*TEMPLATES, *JINJA[:2]], ids=stem)
+@given(loss=st.sampled_from(["assistant", "all"]), rec=records(), data=st.data())
+@settings(max_examples=30, deadline=None)
 def test_documents_are_rendered_as_if_alone(template, loss, rec, data) -> None:
-    text = renderer(template=template, loss=loss)
+    text = built("bytes", template, loss)
     number = len(rec.images)
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
     whole, at = text.render(rec, sizes), 0
@@ -270,8 +375,8 @@ def test_documents_are_rendered_as_if_alone(template, loss, rec, data) -> None:
 def test_special_names_in_a_text_are_text(tokenizer_file) -> None:
     for name in ("bytes", tokenizer_file):
         text = renderer(tokenizer=name)
-        rec = record(turn("text", "".join(SPECIAL_TOKENS)))
-        assert text.decode(text.render(rec, []).ids[:-1]) == "".join(SPECIAL_TOKENS)
+        rec = record(turn("text", "".join(BYTE_SPECIALS)))
+        assert text.decode(text.render(rec, []).ids[:-1]) == "".join(BYTE_SPECIALS)
         ids = text.render(rec, []).ids
         assert ids[-1] == text.pad_token
         assert not set(ids[:-1].tolist()) & set(text.special_tokens.values())
@@ -284,9 +389,12 @@ def test_truncation_and_padding_of_the_file_are_switched_off(tokenizer_file) -> 
 
 
 def test_missing_special_tokens_are_named(tmp_path) -> None:
-    path = small_tokenizer(tmp_path / "t.json", names=SPECIAL_TOKENS[:4])
-    with pytest.raises(ConfigError, match=r"has no <\|vision_end\|>, <\|image_pad\|>"):
+    path = small_tokenizer(tmp_path / "t.json", names=BYTE_SPECIALS[:4])
+    named = r"has no <\|vision_end\|> \(image_end\), <\|image_pad\|> \(image_token\); name"
+    with pytest.raises(ConfigError, match=named):
         renderer(tokenizer=path)
+    with pytest.raises(ConfigError, match=r"has no <\|end_of_text\|> \(end_of_text\), <\|begin"):
+        renderer(tokenizer=path, template="llama3")
 
 
 def test_special_tokens_that_text_can_spell_are_refused(tmp_path) -> None:
@@ -303,10 +411,18 @@ def test_tokenizer_files_that_are_none(tmp_path) -> None:
         renderer(tokenizer=str(tmp_path / "bad.json"))
 
 
-@pytest.mark.parametrize("field", ["template", "loss"])
-def test_unknown_settings_are_named(field) -> None:
-    with pytest.raises(ConfigError, match=f"{field}: 'x'"):
-        renderer(**{field: "x"})
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"loss": "x"}, "loss: 'x'"),
+        ({"template": "x"}, "template: 'x' cannot be read: No such file"),
+        ({"image_start": "<a>", "image_token": "<a>"}, "must be different"),
+        ({"end_of_text": "<|image_pad|>"}, "must be different"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(options, named) -> None:
+    with pytest.raises(ConfigError, match=named):
+        renderer(**options)
 
 
 def test_wrong_number_of_images() -> None:
@@ -337,5 +453,11 @@ def test_fingerprint_covers_settings_and_content_but_not_the_place(tmp_path) -> 
         renderer(tokenizer=first, template="plain"),
         renderer(tokenizer=first, loss="all"),
         renderer(),
+        renderer(image_start=None),
     ]
-    assert len({same, *(other.fingerprint for other in others)}) == 5
+    assert len({same, *(other.fingerprint for other in others)}) == 6
+    source = Path(JINJA[0]).read_text()
+    for name, text in (("a", source), ("b", source), ("c", source + "x")):
+        (tmp_path / f"{name}.jinja").write_text(text)
+    a, b, c = (renderer(template=str(tmp_path / f"{n}.jinja")).fingerprint for n in "abc")
+    assert a == b != c

@@ -6,11 +6,13 @@ import io
 import json
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from dataservice.errors import RecordError
 from dataservice.storage.counting import Counted
 from dataservice.storage.records import Record
 
@@ -23,6 +25,9 @@ class ByteCounter:
     def __init__(self, fingerprint: str = "bytes") -> None:
         self.fingerprint = fingerprint
         self.counted = 0
+
+    def count_all(self, records: Sequence[Record]) -> list[Counted | RecordError]:
+        return [self.count(record) for record in records]
 
     def count(self, record: Record) -> Counted:
         self.counted += 1

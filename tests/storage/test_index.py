@@ -229,7 +229,7 @@ def test_kinds_part_the_rows_of_any_shards(kinds: list[list[bool]]) -> None:
 
 
 def test_an_item_has_its_own_max_pixels(index: Index) -> None:
-    window = window_of([(0, 5, 2), (1, 0, 1), (0, 5, 2)], [0, 3], max_pixels=[300, 1600, 32])
+    window = window_of([(0, 5, 2), (1, 0, 1), (0, 5, 2)], [0, 3], image_limit=[300, 1600, 32])
     spec = index.pack_spec(window, 0, rules=RULES)
     for item, most in zip(spec.items, (300, 1600, 32), strict=True):
         assert item.kept_images == len(item.images) == len(item.kept)

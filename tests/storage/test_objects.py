@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from support.forked_reads import shard_of
 
 from dataservice.core.packspec import ShardRef
 from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
@@ -16,17 +17,6 @@ from dataservice.storage.backends import FileCache, LocalBackend, ObjectStat
 from dataservice.storage.objects import ShardReader, Store, read_chunks, staged_path
 
 CONTENT = bytes(range(256)) * 100
-
-
-def shard_of(path: Path) -> ShardRef:
-    stat = path.stat()
-    return ShardRef(
-        source="s",
-        name=path.name,
-        url=str(path),
-        size_bytes=stat.st_size,
-        mtime_ns=stat.st_mtime_ns,
-    )
 
 
 def open_files() -> set[str]:

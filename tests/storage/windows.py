@@ -8,7 +8,7 @@ from dataservice.core.tables import REASONS, WindowPlan
 
 
 def window_of(
-    items: list[tuple[int, int, int]], packs: list[int], *, max_pixels: list[int] | None = None
+    items: list[tuple[int, int, int]], packs: list[int], *, image_limit: list[int] | None = None
 ) -> WindowPlan:
     """A window of samples (source, row, kept images), cut into packs at `packs`."""
     source, row, kept_images = np.array(items, dtype=np.int64).reshape(-1, 3).T
@@ -25,7 +25,7 @@ def window_of(
         stop=zeros + 9,
         total_tokens=zeros + 9,
         kept_images=kept_images,
-        max_pixels=zeros + 1600 if max_pixels is None else np.array(max_pixels, dtype=np.int64),
+        image_limit=zeros + 1600 if image_limit is None else np.array(image_limit, dtype=np.int64),
         tokens=by_pack + 100,
         image_tokens=by_pack,
         num_images=by_pack,

@@ -15,6 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from zlib_ng import zlib_ng
 
 from dataservice.errors import WireError
 from dataservice.wire import codec
@@ -85,6 +86,12 @@ def test_frames_are_as_large_as_asked_for() -> None:
     assert 8 < len(frames[-1]) <= 108
     with pytest.raises(ValueError, match="frame_bytes"):
         encode_pack({}, {}, frame_bytes=codec.MAX_FRAME_BYTES)
+
+
+def test_a_faster_crc_gives_the_same_frames() -> None:
+    arrays = tokens_and_pixels()
+    expected = encode_pack(arrays, META, frame_bytes=100)
+    assert encode_pack(arrays, META, frame_bytes=100, crc32=zlib_ng.crc32) == expected
 
 
 def test_results_are_writable_views_of_one_aligned_buffer() -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from dataservice.errors import ConfigError
 from dataservice.wire.messages import SessionOpened
 from trainer_client import MicroBatch, PackStream, normalize
 
@@ -54,7 +55,12 @@ class ModelSizes:
 
     @classmethod
     def of(cls, info: SessionOpened, **model: int) -> ModelSizes:
-        """For the packs of a stream; `model` sets the model's own sizes."""
+        """For the packs of a stream; `model` sets the model's own sizes. ConfigError for tiles."""
+        if info.tile:
+            raise ConfigError(
+                f"this example's model reads patches, not tiles of {info.tile} pixels; set "
+                "vision.mode: patches in the service's config"
+            )
         return cls(
             vocab_size=info.vocab_size,
             image_token=info.image_token,

@@ -8,7 +8,6 @@ other weights, sources or pixels may be added behind a phase without a change to
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -153,10 +152,7 @@ class _Builder:
         return used
 
     def _rules(self, phase: Phase) -> VisionRules:
-        rules = self._settings.vision
-        if phase.max_pixels is None:
-            return rules
-        return dataclasses.replace(rules, max_pixels=phase.max_pixels)
+        return phase.rules(self._settings.vision)
 
     def _pack_length(self, phase: Phase) -> int:
         return phase.pack_length or self._settings.pack_length

@@ -152,7 +152,7 @@ class Means:
         found = {}
         for source in used:
             given = self._given.get(source.stats.name)
-            key = (source.number, rules.max_pixels, most)
+            key = (source.number, rules.limit, most)
             if given is None and key not in self._known:
                 self._known[key] = self._mean(source, rules, most)
             found[source.number] = self._known[key] if given is None else Fraction(given)

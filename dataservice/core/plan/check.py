@@ -44,6 +44,17 @@ _COUNTS = (
     "open_segments",
     "epochs",
 )
+_VISION_COUNTS = (
+    "patch",
+    "merge",
+    "temporal_patch",
+    "min_pixels",
+    "max_pixels",
+    "tile",
+    "min_tiles",
+    "max_tiles",
+    "tile_tokens",
+)
 _KNOWN: dict[str, tuple[str, ...]] = {
     "packer": get_args(Packer),
     "nbin_balance": ("image_tokens", "vit_cost"),
@@ -166,10 +177,32 @@ def _check_ratio(text: str) -> None:
 
 
 def _check_vision(vision: VisionRules) -> None:
-    for name in ("patch", "merge", "temporal_patch", "min_pixels", "max_pixels"):
-        _not_above(f"vision: {name}", getattr(vision, name), LARGEST[name])
+    _known("vision: mode", vision.mode, ("patches", "tiles"))
+    for name in _VISION_COUNTS:
+        _check_count("vision", name, getattr(vision, name))
     for name in ("min_pixels", "max_pixels"):
         _check_patches(f"vision: {name}", getattr(vision, name), vision)
+    if vision.mode == "tiles":
+        _check_tiles(vision)
+
+
+def _check_tiles(vision: VisionRules) -> None:
+    if vision.tile % vision.patch:
+        raise ConfigError(
+            f"vision: tile is {vision.tile}; it must be a multiple of patch, {vision.patch}, which "
+            "is the side of the vision encoder's patches in it"
+        )
+    if vision.min_tiles > vision.max_tiles:
+        raise ConfigError(
+            f"vision: min_tiles is {vision.min_tiles}; it must be at most max_tiles, "
+            f"{vision.max_tiles}"
+        )
+    patches = (vision.max_tiles + vision.thumbnail) * vision.row_patches
+    if patches > MAX_IMAGE_PATCHES:
+        raise ConfigError(
+            f"vision: max_tiles is {vision.max_tiles}, {patches:,} patches of {vision.patch} x "
+            f"{vision.patch} pixels; they must be at most {MAX_IMAGE_PATCHES:,}"
+        )
 
 
 def _check_patches(what: str, pixels: int | None, vision: VisionRules) -> None:
@@ -202,7 +235,7 @@ def _check_balance(balance: BalanceSettings) -> None:
 
 def _check_phase(settings: PlanSettings, number: int, phase: Phase) -> None:
     where = f"plan: phases[{number}]"
-    for name in ("windows", "vision_windows", "packs", "pack_length", "max_pixels"):
+    for name in ("windows", "vision_windows", "packs", "pack_length", "max_pixels", "max_tiles"):
         _check_count(where, name, getattr(phase, name))
     _check_patches(f"{where}: max_pixels", phase.max_pixels, settings.vision)
     if phase.packer is not None:
@@ -221,13 +254,23 @@ def _check_phase(settings: PlanSettings, number: int, phase: Phase) -> None:
             "segregated plan, whose kinds have windows of their own, takes both or neither, any "
             "other only windows"
         )
-    vision = settings.vision
-    if phase.max_pixels is not None and phase.max_pixels < vision.min_pixels:
-        raise ConfigError(
-            f"{where}: max_pixels is {phase.max_pixels}, less than vision.min_pixels "
-            f"{vision.min_pixels}"
-        )
+    _check_phase_images(settings.vision, where, phase)
     _check_weights(settings, where, phase.weights)
+
+
+def _check_phase_images(vision: VisionRules, where: str, phase: Phase) -> None:
+    other = "max_pixels" if vision.mode == "tiles" else "max_tiles"
+    if getattr(phase, other) is not None:
+        raise ConfigError(
+            f"{where}: {other} is {getattr(phase, other)}, which says nothing where vision.mode is "
+            f"{vision.mode}; give {'max_tiles' if other == 'max_pixels' else 'max_pixels'}"
+        )
+    for low, high in (("min_pixels", "max_pixels"), ("min_tiles", "max_tiles")):
+        least, most = getattr(vision, low), getattr(phase, high)
+        if most is not None and most < least:
+            raise ConfigError(f"{where}: {high} is {most}, less than vision.{low} {least}")
+    if phase.max_tiles is not None:
+        _check_tiles(phase.rules(vision))
 
 
 def _check_cuts(settings: PlanSettings) -> None:

@@ -1,7 +1,8 @@
 """What becomes of samples with images that are longer than a pack: shrunk, truncated or left out.
 
 Invariants: a sample that is kept fits the pack; an image is whole or gone, its markup with it;
-shrinking changes no token but image tokens, and never goes below the vision rules' min_pixels.
+shrinking changes no token but image tokens, and never goes below the vision rules' min_pixels, or
+min_tiles of tiles.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from numpy.typing import NDArray
 from dataservice.core.cost import sum_groups
 from dataservice.core.settings import Oversize
 from dataservice.core.tables import SampleColumns
-from dataservice.core.vision import VisionRules, num_patches, target_sizes
+from dataservice.core.vision import (
+    VisionRules,
+    num_patches,
+    planned_sizes,
+    squared,
+    tokens_of,
+)
 
 Ints = NDArray[np.int64]
 
@@ -27,7 +34,8 @@ class Fitted:
     """Tokens that are kept, from the first one."""
     total_tokens: Ints
     """Of the whole sample at its planned image sizes."""
-    max_pixels: Ints
+    image_limit: Ints
+    """Of its images: the rules', or less where they were shrunk."""
     kept_images: Ints
     image_tokens: Ints
     """Of the kept images, as is what follows."""
@@ -41,16 +49,16 @@ def fit_samples(
     """Makes samples that are longer than a pack fit one, or leaves them out."""
     images = _Images(columns, rules)
     count = len(columns.text_tokens)
-    max_pixels = np.full(count, rules.max_pixels, dtype=np.int64)
+    limit = np.full(count, rules.limit, dtype=np.int64)
     kept = np.diff(columns.image_offsets)
     if policy == "shrink":
-        max_pixels = images.largest_fitting(pack_length)
-        stop = images.lengths(np.maximum(max_pixels, 1)) * (max_pixels > 0)
+        limit = images.largest_fitting(pack_length)
+        stop = images.lengths(np.maximum(limit, rules.least_limit)) * (limit > 0)
     elif policy == "truncate":
         stop, kept = images.cut(pack_length)
     else:
         stop = np.zeros(count, dtype=np.int64)
-    return images.measured(stop, max_pixels, kept * (stop > 0))
+    return images.measured(stop, limit, kept * (stop > 0))
 
 
 class _Images:
@@ -60,26 +68,24 @@ class _Images:
         self._offsets = columns.image_offsets
         self._sample = np.repeat(np.arange(len(columns.text_tokens)), np.diff(self._offsets))
 
-    def _patches(self, max_pixels: Ints) -> Ints:
+    def _patches(self, limit: Ints) -> Ints:
         rules, columns = self._rules, self._columns
-        high, wide = target_sizes(columns.height, columns.width, rules, max_pixels[self._sample])
+        high, wide = planned_sizes(columns.height, columns.width, rules, limit[self._sample])
         return num_patches(high, wide, rules)
 
-    def _tokens(self, max_pixels: Ints) -> Ints:
-        return self._patches(max_pixels) // self._rules.merge**2
+    def _tokens(self, limit: Ints) -> Ints:
+        return tokens_of(self._patches(limit), self._rules)
 
-    def lengths(self, max_pixels: Ints) -> Ints:
+    def lengths(self, limit: Ints) -> Ints:
         """Of whole samples."""
-        return self._columns.text_tokens + sum_groups(self._tokens(max_pixels), self._offsets)
+        return self._columns.text_tokens + sum_groups(self._tokens(limit), self._offsets)
 
     def largest_fitting(self, pack_length: int) -> Ints:
-        """By sample: a max_pixels with which it fits a pack and with a 1/256 larger one does not,
-        found by bisection; 0 where it does not fit with min_pixels."""
-        rules = self._rules
+        """By sample: a limit with which it fits a pack and with a 1/256 larger one does not, found
+        by bisection; 0 where it does not fit with the least."""
         count = len(self._columns.text_tokens)
-        least = min(max(rules.min_pixels, (rules.patch * rules.merge) ** 2), rules.max_pixels)
-        low = np.full(count, least)
-        high = np.full(count, rules.max_pixels)
+        low = np.full(count, self._rules.least_limit)
+        high = np.full(count, self._rules.limit)
         fits = self.lengths(low) <= pack_length
         while (open_ := high - low > np.maximum(low >> 8, 1)).any():
             middle = (low + high) // 2
@@ -92,7 +98,7 @@ class _Images:
         """(tokens kept, images kept): all that fits, or up to the image that would be cut."""
         columns, sample = self._columns, self._sample
         count = len(columns.text_tokens)
-        tokens = self._tokens(np.full(count, self._rules.max_pixels))
+        tokens = self._tokens(np.full(count, self._rules.limit))
         none = np.zeros(len(tokens), dtype=np.int64)
         before = none if columns.text_before is None else columns.text_before
         markup = none if columns.markup is None else columns.markup
@@ -105,17 +111,17 @@ class _Images:
         stop[sample[split]] = begin[split]
         return stop, sum_groups((end <= stop[sample]).astype(np.int64), self._offsets)
 
-    def measured(self, stop: Ints, max_pixels: Ints, kept: Ints) -> Fitted:
-        sizes = np.where(max_pixels > 0, max_pixels, self._rules.max_pixels)
+    def measured(self, stop: Ints, limit: Ints, kept: Ints) -> Fitted:
+        sizes = np.where(limit > 0, limit, self._rules.limit)
         patches = self._patches(sizes)
         place = np.arange(len(patches)) - self._offsets[:-1][self._sample]
         in_pack = patches * (place < kept[self._sample])
         return Fitted(
             stop=stop,
             total_tokens=self.lengths(sizes),
-            max_pixels=sizes,
+            image_limit=sizes,
             kept_images=kept,
-            image_tokens=sum_groups(in_pack // self._rules.merge**2, self._offsets),
+            image_tokens=sum_groups(tokens_of(in_pack, self._rules), self._offsets),
             num_patches=sum_groups(in_pack, self._offsets),
-            patches_squared=sum_groups(in_pack * in_pack, self._offsets),
+            patches_squared=sum_groups(squared(in_pack, self._rules), self._offsets),
         )

@@ -36,7 +36,7 @@ class _Samples:
     kept_images: Ints
     num_patches: Ints
     patches_squared: Ints
-    max_pixels: Ints
+    image_limit: Ints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ def _samples(
         kept_images=measures.num_images,
         num_patches=measures.num_patches,
         patches_squared=measures.patches_squared,
-        max_pixels=np.full(len(row), phase.rules.max_pixels, dtype=np.int64),
+        image_limit=np.full(len(row), phase.rules.limit, dtype=np.int64),
     )
     _count(counts, "rejected", source[measures.length == 0])
     long = measures.length > phase.pack_length
@@ -154,7 +154,7 @@ def _fit_oversize(
     for name in (
         "stop",
         "total_tokens",
-        "max_pixels",
+        "image_limit",
         "kept_images",
         "image_tokens",
         "num_patches",
@@ -167,7 +167,7 @@ def _fit_oversize(
         ("dropped_long", out),
         ("images_cut", lost),
         ("truncated", ~out & ~lost & (fitted.stop < fitted.total_tokens)),
-        ("shrunk", ~out & (fitted.max_pixels < phase.rules.max_pixels)),
+        ("shrunk", ~out & (fitted.image_limit < phase.rules.limit)),
     ):
         _count(counts, reason, source[chosen])
 
@@ -252,7 +252,7 @@ def _window_plan(
         stop=items.stop[order],
         total_tokens=samples.total_tokens[of],
         kept_images=samples.kept_images[of],
-        max_pixels=samples.max_pixels[of],
+        image_limit=samples.image_limit[of],
         tokens=by_pack((items.stop - items.start)[order]),
         image_tokens=by_pack(samples.image_tokens[of]),
         num_images=by_pack(samples.kept_images[of]),

@@ -29,7 +29,7 @@ from dataservice.core.order import random_words
 from dataservice.core.settings import Kind
 from dataservice.core.simulate.mixes import MEGAPIXEL, MIXES, ROWS, Images, Mix, Part
 from dataservice.core.tables import SampleColumns, SourceStats
-from dataservice.core.vision import VisionRules, target_sizes
+from dataservice.core.vision import VisionRules, planned_sizes
 from dataservice.errors import ConfigError
 
 __all__ = [
@@ -138,7 +138,7 @@ class Generator:
         sizes = counts[large]
         ends = np.cumsum(sizes)
         images = np.arange(ends[-1]) + np.repeat(offsets[:-1][large] - (ends - sizes), sizes)
-        high, wide = target_sizes(height[images], width[images], vision(self._max_pixels))
+        high, wide = planned_sizes(height[images], width[images], vision(self._max_pixels))
         running = np.cumsum(high * wide // _TOKEN_PIXELS)
         before = np.concatenate([np.zeros(1, dtype=np.int64), running])[ends - sizes]
         fits = running - np.repeat(before, sizes) <= self._pack_length

@@ -37,6 +37,12 @@ class ImageHeader:
     orientation: int = field(default=1, compare=False)
     """By EXIF, 1 to 8: what a decoder has yet to turn; 1 for a TIFF, which Pillow turns."""
 
+    @property
+    def stored(self) -> tuple[int, int]:
+        """(width, height) before that turn."""
+        size = self.width, self.height
+        return size if self.orientation < 5 else size[::-1]
+
 
 def probe(
     read: ReadPart, size_bytes: int, *, head: bytes | None = None, look_behind: bool = True

@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.pictures import encoded
 
+from dataservice.core.vision import VisionRules
 from dataservice.errors import ImageError
-from dataservice.pipeline.jpegs import CheckedJpeg
-from dataservice.pipeline.pixels import load_rgb, picture_header
+from dataservice.pipeline.decoding import DecodeLimits, decode_whole
+from dataservice.pipeline.decoding.headers import picture_header
+from dataservice.pipeline.decoding.whole_jpeg import WholeJpeg
 
 END = b"\xff\xd9"
+LIMITS = DecodeLimits(max_pixels=10**6)
 
 
 def jpeg(width: int, height: int, mode: str = "RGB", *, flat: bool = False, **options) -> bytes:
@@ -21,13 +25,11 @@ def jpeg(width: int, height: int, mode: str = "RGB", *, flat: bool = False, **op
     if flat:
         pixels = bytes([200]) * len(pixels)
     image = Image.frombytes("RGB", (width, height), pixels).convert(mode)
-    stored = io.BytesIO()
-    image.save(stored, "JPEG", **options)
-    return stored.getvalue()
+    return encoded(image, "JPEG", **options)
 
 
 def pixels_of(data: bytes) -> np.ndarray:
-    with CheckedJpeg(data) as image:
+    with WholeJpeg(data) as image:
         image.load()
         return np.asarray(image)
 
@@ -66,7 +68,7 @@ def test_data_that_end_early_are_no_picture(mode: str, marker: bytes) -> None:
     cut = data[: len(data) // 2].rstrip(b"\xff") + marker + END
     assert pixels_of_pillow(cut).shape[:2] == (200, 96)
     with pytest.raises(ImageError, match=r"^truncated JPEG: its data end before its last row$"):
-        load_rgb(cut, picture_header(cut, 10**6))
+        decode_whole(cut, picture_header(cut, LIMITS), VisionRules())
 
 
 def test_a_height_that_the_data_do_not_fill() -> None:
@@ -74,7 +76,7 @@ def test_a_height_that_the_data_do_not_fill() -> None:
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 2] = (400).to_bytes(2, "big")
     with pytest.raises(ImageError, match="truncated JPEG"):
-        load_rgb(bytes(data), picture_header(bytes(data), 10**6))
+        decode_whole(bytes(data), picture_header(bytes(data), LIMITS), VisionRules())
 
 
 def test_a_picture_of_many_scans_is_left_to_the_decoder() -> None:

@@ -10,44 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.pictures import chunk, encoded, noise, png, turned
 
+from dataservice.core.vision import VisionRules
 from dataservice.errors import ImageError
-from dataservice.pipeline.pixels import load_rgb, picture_header, to_8_bits
+from dataservice.pipeline.decoding import DecodeLimits, decode_whole, png_chunks
+from dataservice.pipeline.decoding.by_pillow import to_8_bits
+from dataservice.pipeline.decoding.headers import picture_header
+from dataservice.pipeline.decoding.turns import upright
+from dataservice.storage.probe import MAX_PIXELS
 
-LIMIT = 178_956_970
-
-
-def rgb_of(data: bytes, max_pixels: int = LIMIT) -> np.ndarray:
-    header = picture_header(data, max_pixels)
-    rgb = load_rgb(data, header)
-    assert rgb.mode == "RGB" and rgb.size == (header.width, header.height)
-    return np.asarray(rgb)
+RULES = VisionRules()
 
 
-def encoded(image: Image.Image, kind: str, **options) -> bytes:
-    stored = io.BytesIO()
-    image.save(stored, kind, **options)
-    return stored.getvalue()
-
-
-def noise(width: int, height: int, channels: int = 3) -> np.ndarray:
-    rng = np.random.Generator(np.random.Philox(7))
-    small = rng.integers(0, 256, (height // 4 + 1, width // 4 + 1, channels), np.uint8)
-    return np.repeat(np.repeat(small, 4, 0), 4, 1)[:height, :width].squeeze()
+def rgb_of(data: bytes, max_pixels: int = MAX_PIXELS, rules: VisionRules = RULES) -> np.ndarray:
+    header = picture_header(data, DecodeLimits(max_pixels=max_pixels))
+    decoded = decode_whole(data, header, rules)
+    assert decoded.box == (0, 0, header.width, header.height)
+    assert decoded.pixels.flags.c_contiguous and decoded.pixels.dtype == np.uint8
+    return decoded.pixels[:, :, :3]
 
 
 RGB = Image.fromarray(noise(96, 64))
 PALETTE = RGB.quantize(40)
-
-
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: bytes) -> bytes:
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    parts = [header, *extra, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 # ---- colour --------------------------------------------------------------------------------------
@@ -96,6 +81,15 @@ def test_an_empty_transparency_chunk_makes_nothing_transparent() -> None:
     assert rgb_of(data).tolist() == [[[9, 8, 7]]]
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "AVIF"])
+def test_the_background_is_the_one_that_the_rules_name(kind: str) -> None:
+    image = RGB.copy()
+    image.putalpha(0)
+    options = {"WEBP": {"lossless": True}, "AVIF": {"quality": 100}}.get(kind, {})
+    got = rgb_of(encoded(image, kind, **options), rules=VisionRules(background=(9, 90, 200)))
+    assert (got == (9, 90, 200)).all()
+
+
 def test_cmyk_of_a_jpeg_is_inverted_ink() -> None:
     ink = np.zeros((16, 16, 4), np.uint8)
     ink[..., 0] = 255  # cyan, as Pillow counts; a JPEG stores the inverse
@@ -107,6 +101,19 @@ def test_samples_of_32_bits_are_refused() -> None:
     data = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
     with pytest.raises(ImageError, match=r"^unsupported format: TIFF with samples of 32 bits"):
         rgb_of(data)
+
+
+# ---- turns ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_every_turn_of_every_format_that_has_one(kind: str) -> None:
+    options = {"WEBP": {"lossless": True}, "AVIF": {"quality": 100, "subsampling": "4:4:4"}}
+    image = Image.fromarray(noise(60, 34))
+    plain = rgb_of(encoded(image, kind, **options.get(kind, {})))
+    for orientation in range(1, 9):
+        got = rgb_of(turned(image, kind, orientation, **options.get(kind, {})))
+        assert np.array_equal(got, upright(plain, orientation))
 
 
 # ---- the first picture ---------------------------------------------------------------------------
@@ -125,9 +132,17 @@ def test_only_the_first_frame_is_decoded(kind: str, monkeypatch: pytest.MonkeyPa
 
 def test_further_pictures_behind_a_jpeg_are_not_looked_at() -> None:
     data = encoded(RGB, "MPO", save_all=True, append_images=[RGB.rotate(180)])
-    assert picture_header(data, LIMIT).format == "JPEG"
+    assert picture_header(data, DecodeLimits()).format == "JPEG"
     assert np.abs(rgb_of(data).astype(int) - np.asarray(RGB)).mean() < 20
     assert (rgb_of(data + b"\0" * 100) == rgb_of(data)).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG2000", "PPM", "AVIF"])
+def test_formats_that_pillow_alone_reads(kind: str) -> None:
+    options = {"AVIF": {"quality": 100, "subsampling": "4:4:4"}}.get(kind, {})
+    data = encoded(RGB, kind, **options)
+    with Image.open(io.BytesIO(data)) as image:
+        assert np.array_equal(rgb_of(data), np.asarray(image.convert("RGB")))
 
 
 # ---- what a file claims --------------------------------------------------------------------------
@@ -146,6 +161,28 @@ def test_a_text_that_inflates_to_gigabytes_is_not_read(behind: bool) -> None:
     plain = encoded(RGB, "PNG")
     at = plain.rindex(b"IEND") - 4 if behind else plain.index(b"IDAT") - 4
     assert (rgb_of(plain[:at] + b"".join(texts) + plain[at:]) == np.asarray(RGB)).all()
+
+
+def test_a_file_above_the_limit_is_refused_by_its_size() -> None:
+    data = encoded(RGB, "PNG")
+    limits = DecodeLimits(max_bytes=len(data) - 1)
+    with pytest.raises(ImageError, match=rf"^too large: a file of {len(data)} bytes, the limit is"):
+        picture_header(data, limits)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_an_elongated_picture_is_refused_by_its_header(kind: str) -> None:
+    data = encoded(Image.new("RGB", (1206, 6)), kind)
+    with pytest.raises(ImageError, match=r"^1206x6 pixels, more elongated than 200:1"):
+        picture_header(data, DecodeLimits())
+
+
+def test_a_png_of_very_many_chunks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(png_chunks, "_MAX_CHUNKS", 50)
+    plain = encoded(RGB, "PNG")
+    at = plain.rindex(b"IEND") - 4
+    with pytest.raises(ImageError, match=r"^corrupt PNG: more than 50 chunks"):
+        rgb_of(plain[:at] + chunk(b"teSt", b"") * 60 + plain[at:])
 
 
 def test_a_jpeg_of_thousands_of_scans_is_refused() -> None:

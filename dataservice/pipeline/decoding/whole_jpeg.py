@@ -21,12 +21,14 @@ _END = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _FILLING = b"\xff\x00" * 12
 """What the decoder looks ahead at behind the last bits; no code, so that it makes few blocks."""
 _HUFFMAN, _FRAMES, _SCAN = (0xC0, 0xC1), (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xD0)), 0xDA
+_ALONE = frozenset((*range(0xC0), *range(0xD0, 0xDA)))
+"""What no segment stands behind."""
 _MARKS = 8
 _INKS = (1, 254, 3, 251), (253, 2, 250, 5)
 _LEAST_MARKED_BYTES = 4
 
 
-class CheckedJpeg(JpegImageFile):  # type: ignore[misc, unused-ignore]
+class WholeJpeg(JpegImageFile):  # type: ignore[misc, unused-ignore]
     """Reads the first picture of a file; `load` raises ImageError where its data end too early."""
 
     _marks: dict[int, Any]
@@ -68,12 +70,13 @@ class CheckedJpeg(JpegImageFile):  # type: ignore[misc, unused-ignore]
             raise ImageError("truncated JPEG: its data end before its last row")
 
 
-def _end_of_only_scan(data: bytes) -> int:
-    """Where the data of the first scan end, if all components are in it; -1 for other pictures."""
+def only_scan(data: bytes) -> int:
+    """Where the data of the first scan start, if all components are in it, so that a decoder looks
+    at no other; -1 for other pictures."""
     at, components = 2, -1
     while at + 4 <= len(data):
         marker = data[at + 1]
-        if data[at] != 0xFF or marker in _FRAMES:
+        if data[at] != 0xFF or marker in _FRAMES or marker in _ALONE:
             return -1
         if marker == 0xFF:
             at += 1
@@ -82,7 +85,12 @@ def _end_of_only_scan(data: bytes) -> int:
             components = data[at + 9]
         elif marker == _SCAN:
             start = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-            found = _END.search(data, start)
-            return found.start() if found and data[at + 4] == components else -1
+            return start if at + 4 < len(data) and data[at + 4] == components else -1
         at += 2 + max(int.from_bytes(data[at + 2 : at + 4], "big"), 2)
     return -1
+
+
+def _end_of_only_scan(data: bytes) -> int:
+    start = only_scan(data)
+    found = _END.search(data, start) if start >= 0 else None
+    return found.start() if found else -1
