@@ -14,13 +14,20 @@ import itertools
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from decode_corpus import make_config, pictures_of, planned_packs, read_pictures, source_names
+from decode_corpus import (
+    make_config,
+    pictures_of,
+    planned_packs,
+    read_pictures,
+    source_names,
+    with_pictures,
+)
 from decode_loops import worker
 from figures import Figure
 from measuring import Measured, Work, in_processes, usable_cores
@@ -99,46 +106,68 @@ def core_counts(most: int) -> list[int]:
     return [*powers, most]
 
 
-def run(corpus: Path, folder: Path, quick: bool) -> Report:
+@dataclass(kw_only=True)
+class Scaling:
+    name: str
+    images: int
+    turns: dict[int, list[tuple[Measured, Measured]]]
+    """By number of cores: as threads of one process, and as processes."""
+
+    def seconds(self, number: int, which: int) -> float:
+        return statistics.median(pair[which].seconds for pair in self.turns[number])
+
+    def share(self, number: int) -> float:
+        """Of what processes do, what threads of one process do."""
+        return statistics.median(b.seconds / a.seconds for a, b in self.turns[number])
+
+    def rows(self) -> Iterator[list[str]]:
+        one = self.seconds(1, 0)
+        for number in self.turns:
+            yield [
+                f"{number} core" + "s" * (number > 1),
+                *(
+                    cell
+                    for seconds in (self.seconds(number, 0), self.seconds(number, 1))
+                    for cell in (f"{self.images / seconds:.1f}", f"{one / seconds:.2f}")
+                ),
+                f"{self.share(number):.2f}",
+            ]
+
+    def figure(self) -> Figure:
+        good = [number for number in self.turns if self.share(number) >= LEAST_SHARE]
+        return Figure(
+            name=f"most threads of one process that keep up: {self.name}",
+            value=max(good, default=1),
+            unit="threads",
+            note=f"at least {LEAST_SHARE} of as many processes of one thread; measured up to "
+            f"{max(self.turns)}",
+        )
+
+
+def scaling(
+    name: str, make: Callable[..., Work], config: Config, specs: Sequence[PackSpec], turns: int
+) -> Scaling:
     cores = usable_cores()
-    config = make_config(corpus, source_names(corpus), folder / "scaling", threads=1)
-    specs = planned_packs(config, 40 if quick else 2000)
-    images = len(pictures_of(specs))
+    counts = core_counts(len(cores))
+    found = Scaling(name=name, images=len(pictures_of(specs)), turns={n: [] for n in counts})
+    for turn in range(turns):
+        print(f"scaling, {name}: turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
+        for number in counts:
+            found.turns[number].append(measured(make, config, specs, cores[:number]))
+    return found
+
+
+def run(corpus: Path, folder: Path, quick: bool) -> Report:
+    names = source_names(corpus)
+    groups = [("all sources", names), *((n, [n]) for n in with_pictures(corpus, names))]
     head = ["", "threads: images/s", "speed-up", "processes: images/s", "speed-up", "threads/proc."]
     report = Report()
-    for name, make in (("decoders", decoders), ("worker", whole_worker)):
-        counts = core_counts(len(cores))
-        turns: dict[int, list[tuple[Measured, Measured]]] = {n: [] for n in counts}
-        for turn in range(1 if quick else 3):
-            print(f"scaling, {name}: turn {turn + 1}", file=sys.stderr, flush=True)
-            for number in counts:
-                turns[number].append(measured(make, config, specs, cores[:number]))
-        one = statistics.median(together.seconds for together, _ in turns[1])
-        rows, shares = [], {}
-        for number, pairs in turns.items():
-            together = statistics.median(a.seconds for a, _ in pairs)
-            apart = statistics.median(b.seconds for _, b in pairs)
-            shares[number] = statistics.median(b.seconds / a.seconds for a, b in pairs)
-            rows.append(
-                [
-                    f"{number} core" + "s" * (number > 1),
-                    f"{images / together:.1f}",
-                    f"{one / together:.2f}",
-                    f"{images / apart:.1f}",
-                    f"{one / apart:.2f}",
-                    f"{shares[number]:.2f}",
-                ]
-            )
-        report.lines += ["", f"{name}: {len(specs)} packs, {images} images"]
-        report.lines += aligned([head, *rows])
-        good = [n for n, share in shares.items() if share >= LEAST_SHARE]
-        report.figures.append(
-            Figure(
-                name=f"scaling of {name}: most threads of one process that keep up",
-                value=max(good, default=1),
-                unit="threads",
-                note=f"at least {LEAST_SHARE} of as many processes of one thread; "
-                f"measured up to {counts[-1]}",
-            )
-        )
+    for group, sources in groups:
+        config = make_config(corpus, sources, folder / f"scaling {group}", threads=1)
+        specs = planned_packs(config, 40 if quick else 2000)
+        for name, make in (("decoders", decoders), ("worker", whole_worker)):
+            found = scaling(f"{name}, {group}", make, config, specs, 1 if quick else 3)
+            report.lines += ["", f"{found.name}: {len(specs)} packs, {found.images} images"]
+            report.lines += aligned([head, *found.rows()])
+            report.figures.append(found.figure())
     return report

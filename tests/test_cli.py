@@ -180,6 +180,14 @@ def test_range_past_the_end_is_said(run_yaml: Path, capsys: pytest.CaptureFixtur
     assert "the plan ends before step 400" in capsys.readouterr().err
 
 
+def test_a_plan_without_a_step_says_why(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = run_yaml.read_text(encoding="utf-8")
+    run_yaml.write_text(text.replace("512}", "512, remainder: drop}"), encoding="utf-8")
+    grid = ("--dp-size", "500", "--micro-steps", "2")
+    assert run("plan", run_yaml, "--steps", "0:1", *grid) == 2
+    assert "the plan has not one step of 1000 packs: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("steps", ["5", "3:3", "4:2", "a:b", "-1:3", ""])
 def test_steps_that_are_no_range_are_refused(
     run_yaml: Path, capsys: pytest.CaptureFixture[str], steps: str

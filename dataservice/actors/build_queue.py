@@ -49,7 +49,8 @@ class _Ready:
 
 
 class BuildQueue:
-    """`on_change` is called, without the lock, whenever a pack became ready or failed."""
+    """`on_change` is called, without the lock, whenever a pack that somebody waits for became ready
+    or failed."""
 
     def __init__(self, *, ready_bytes_bound: int, on_change: Callable[[], None]) -> None:
         self._bound = ready_bytes_bound
@@ -145,7 +146,9 @@ class BuildQueue:
             self._recount()
             self._make_room()
             self._state.notify_all()
-        self._on_change()
+            wanted = job.pack_id in self._wanted
+        if wanted:
+            self._on_change()
 
     def fail(self, job: Job, error: DataServiceError) -> None:
         with self._state:
@@ -154,7 +157,9 @@ class BuildQueue:
                 self._failed[job.pack_id] = error
             self._recount()
             self._state.notify_all()
-        self._on_change()
+            wanted = job.pack_id in self._wanted
+        if wanted:
+            self._on_change()
 
     # ---- for the data server -----------------------------------------------------------------
 
@@ -162,7 +167,8 @@ class BuildQueue:
         """A client waits for this pack: it is built in its turn, whatever the bound."""
         with self._state:
             self._wanted[pack_id] = self._wanted.get(pack_id, 0) + 1
-            self._state.notify_all()
+            if pack_id in self._waiting:
+                self._state.notify_all()
 
     def unwant(self, pack_id: str) -> None:
         with self._state:
@@ -195,9 +201,9 @@ class BuildQueue:
             if ready is not None:
                 self._served[pack_id] = ready
                 self._served_bytes += ready.size_bytes
-            self._recount()
-            self._make_room()
-            self._state.notify_all()
+                self._recount()
+                self._make_room()
+                self._state.notify_all()
 
     # ---- figures -----------------------------------------------------------------------------
 

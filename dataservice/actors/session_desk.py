@@ -18,7 +18,7 @@ from dataservice.actors.session import Gathering, Session, check_state
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.work_desk import WorkDesk
-from dataservice.core.plan.check import kind_grids
+from dataservice.core.plan.check import kind_grids, no_step
 from dataservice.core.settings import Grid
 from dataservice.errors import (
     ConfigError,
@@ -103,6 +103,8 @@ class SessionDesk:
             if self._gathering is not None:
                 self._shared.log.fence([self._gathering.run_id])
             self._gathering = gathering
+            if not self._shared.registry.workers:
+                self._shared.decoder = ""  # a new run need not decode as the last one did
             self._shared.changes.notify()
         until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
         if request.state is not None and not await self._decoder_known(until):
@@ -349,11 +351,7 @@ class SessionDesk:
             )
         )
         if planned.end and sum(cursor.next_pack) == 0:
-            raise ConfigError(
-                f"the plan has not one step of {session.grid.num_packs} packs: no sample fits "
-                f"plan.pack_length = {self._shared.config.plan.pack_length}, or the data is less "
-                'than a step and plan.remainder is "drop"'
-            )
+            raise no_step(self._shared.config.plan, session.grid)
         if planned.end:
             session.end_step = cursor.step
             self._shared.changes.notify()

@@ -15,7 +15,7 @@ from collections import Counter
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.holes import Hole
-from dataservice.actors.policies import failure_of
+from dataservice.actors.policies import decoder_and_policy, failure_of
 from dataservice.actors.registry import Entry, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
@@ -25,6 +25,7 @@ from dataservice.errors import (
     ConfigError,
     DataServiceError,
     HoleBudgetExceeded,
+    ResumeRefused,
     ServiceUnavailable,
     StaleIndexError,
 )
@@ -118,16 +119,7 @@ class WorkDesk:
 
     async def register_worker(self, request: RegisterWorker) -> WorkerRegistered:
         _ = self._shared.plan
-        others = [w for w in self._shared.registry.workers if w != request.worker_id]
-        if (
-            self._shared.decoder
-            and request.decoder != self._shared.decoder
-            and (others or self._shared.session)
-        ):
-            raise ConfigError(
-                f"worker {request.worker_id} decodes with {request.decoder}, the others with "
-                f"{self._shared.decoder}: install the same image libraries on every node"
-            )
+        self._check_decoder(request)
         self._shared.decoder = request.decoder
         if request.worker_id in self._shared.registry.workers:
             self._lose_worker(request.worker_id, "it registered anew")
@@ -138,6 +130,30 @@ class WorkDesk:
         return WorkerRegistered(
             lease=seat.lease, lease_s=self._shared.registry.lease_s, config=self._shared.config_json
         )
+
+    def _check_decoder(self, request: RegisterWorker) -> None:
+        """Every worker decodes as the others do, and as the session's packs were decoded so far."""
+        known, session = self._shared.decoder, self._shared.session
+        decodes = f"worker {request.worker_id} decodes with {request.decoder}"
+        others = [w for w in self._shared.registry.workers if w != request.worker_id]
+        if known not in ("", request.decoder) and others:
+            raise ConfigError(
+                f"{decodes}, the others with {known}: install the same image libraries on every "
+                "node"
+            )
+        saved = self._shared.log.session
+        if session is None or saved is None:
+            return
+        before, _ = decoder_and_policy(saved.built_by)
+        if request.decoder == before:
+            return
+        error = ResumeRefused(
+            f"{decodes}, run {session.run_id} began with {before}: install the same image "
+            "libraries as then, or start a new run without a state"
+        )
+        if known:
+            raise error
+        self._shared.fail(session, error)  # a newer run is about to open
 
     def _assign_orphans(self) -> None:
         session = self._shared.session

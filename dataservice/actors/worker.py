@@ -204,6 +204,7 @@ class Worker:
         if work.session != queue.session:
             queue.start_session(work.session)
             self._sequence = 0
+            self._changes.notify()
         self.tools.reader.cache_dir = work.cache_dir or None
         queue.forget_before(work.held_step)
         queue.add(*(self._job(work.session, assignment) for assignment in work.assignments))

@@ -26,7 +26,7 @@ of threads, and a failed allocation may end up in the wrong thread."""
 
 def resident_bytes() -> int:
     """Of this process, without pages of files."""
-    return _status_bytes("RssAnon") + _status_bytes("RssShmem")
+    return _status_bytes("RssAnon", "RssShmem")
 
 
 def install(memory_bytes: int) -> None:
@@ -55,9 +55,9 @@ def _watch(memory_bytes: int) -> None:
         time.sleep(WATCH_S)
 
 
-def _status_bytes(field: str) -> int:
+def _status_bytes(*fields: str) -> int:
+    """Together."""
     with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(field.encode() + b":"):
-                return int(line.split()[1]) << 10
-    return 0
+        lines = file.read().split(b"\n")
+    names = tuple(field.encode() + b":" for field in fields)
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(names))

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from dataservice.config import Config
 from dataservice.core.plan import Plan
-from dataservice.core.settings import Grid
+from dataservice.core.plan.check import no_step
+from dataservice.core.settings import Grid, PlanSettings
 from dataservice.core.tables import StepPlan
 from dataservice.errors import ConfigError
 from dataservice.storage.index import Index
@@ -41,6 +42,13 @@ def parse_steps(text: str) -> tuple[int, int]:
     return int(match[1] or 0), int(match[2])
 
 
+def ends_before(first: int, stop: int, settings: PlanSettings, grid: Grid) -> ConfigError:
+    """What is said where the plan ends before the first step asked for."""
+    if first == 0:
+        return no_step(settings, grid)
+    return ConfigError(f"--steps {first}:{stop}: the plan ends before step {first}")
+
+
 class PlanView:
     """Steps of one plan as plain objects."""
 
@@ -60,7 +68,7 @@ class PlanView:
             planned = self.plan.step(cursor, grid)
             if planned is None:
                 if step == first:
-                    raise ConfigError(f"--steps {first}:{stop}: the plan ends before step {first}")
+                    raise ends_before(first, stop, self.settings, grid)
                 self.left_over = self.plan.left_over(cursor)
                 return
             yield self._describe(planned)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dataservice.cli.plan_view import ends_before
 from dataservice.config import Config, StagingSettings
 from dataservice.config.folders import check_writable
 from dataservice.core.lanes import lane_nodes
@@ -97,7 +98,7 @@ def needs_of_steps(
         planned = plan.step(cursor, grid)
         if planned is None:
             if step == first:
-                raise ConfigError(f"--steps {first}:{stop}: the plan ends before step {first}")
+                raise ends_before(first, stop, plan.settings, grid)
             typer.echo(f"the plan ends after step {step - 1}", err=True)
             break
         cursor = planned.next_cursor

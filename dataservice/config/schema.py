@@ -40,6 +40,8 @@ _PLAN = PlanSettings(sources=())
 _VISION = VisionRules()
 _BALANCE = BalanceSettings()
 _TEXT = TextSettings()
+WORKER_BYTES = 256 * 1024**2
+"""Of memory that a worker takes beside the packs it holds, at least."""
 
 # ---- values --------------------------------------------------------------------------------------
 
@@ -88,7 +90,9 @@ Count = Annotated[int, Field(ge=1)]
 TokenName = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AutoCount = Annotated[Count | None, _none_if("auto")]
-Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Means = Annotated[list[Finite], Field(min_length=3, max_length=3)]
+Spreads = Annotated[list[Annotated[Finite, Field(gt=0)]], Field(min_length=3, max_length=3)]
 
 # ---- sections ------------------------------------------------------------------------------------
 
@@ -185,8 +189,8 @@ class VisionSection(BoundedSection):
     max_tiles: Count = _VISION.max_tiles
     thumbnail: bool = _VISION.thumbnail
     tile_tokens: Count = _VISION.tile_tokens
-    mean: Triple = list(_VISION.mean)
-    std: Triple = list(_VISION.std)
+    mean: Means = list(_VISION.mean)
+    std: Spreads = list(_VISION.std)
     exact: bool = _VISION.exact
     background: Annotated[
         list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=3, max_length=3)
@@ -306,6 +310,13 @@ class WorkersSection(Section):
             raise ValueError(f"min {self.min} is more than max {self.max}")
         if self.count is not None and not self.min <= self.count <= self.max:
             raise ValueError(f"count {self.count} is not between min {self.min} and max {self.max}")
+        least = self.ready_bytes + WORKER_BYTES
+        if self.memory_bytes is not None and self.memory_bytes < least:
+            raise ValueError(
+                f"memory_bytes {self.memory_bytes} would end every worker: it must be at least "
+                f"{least}, {WORKER_BYTES} more than ready_bytes {self.ready_bytes}; raise it, "
+                "lower ready_bytes, or set it to null for no bound"
+            )
         return self
 
 

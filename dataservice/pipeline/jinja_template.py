@@ -189,7 +189,7 @@ class JinjaTemplate:
         ):
             raise RecordError(
                 "what the assistant says cannot be told from the rest: put {% generation %} and "
-                "{% endgeneration %} around it, or use loss: all"
+                "{% endgeneration %} around that and nothing else, or use loss: all"
             )
 
     def _special_after(self, text: str, message: Message) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dataservice.core.packspec import ImageSpec, PackSpec
+from dataservice.core.packspec import ImageSpec, PackSpec, ShardRef
 from dataservice.core.vision import VisionRules
 from dataservice.errors import (
     ArchiveError,
@@ -31,6 +31,7 @@ from dataservice.pipeline.pool import BuildPools, Job
 from dataservice.pipeline.reading import Reader, hole_key, undamaged
 from dataservice.pipeline.specs import num_rows
 from dataservice.storage.members import read_image
+from dataservice.storage.objects import CACHED_BYTES
 from dataservice.storage.sources import RecordFormat
 
 
@@ -65,6 +66,10 @@ def pictures_of(spec: PackSpec, rules: VisionRules) -> list[Picture]:
     return pictures
 
 
+class _NotAtHand(Exception):
+    """It takes a read that may have to wait."""
+
+
 class _Cancelled(Exception):
     """The build that wanted this picture has failed already."""
 
@@ -92,26 +97,32 @@ class PackPictures:
         self._cancelled = False
         self._reads: list[Job[Job[None]]] = []
         self._decodes: list[Job[None]] = []
-        self._waiting: list[tuple[Picture, Job[Job[None]]]] = []
+        self._waiting: list[tuple[Picture, Job[Job[None]] | None, Job[None] | None]] = []
+        """Its read, or its decode where nothing had to be waited for."""
 
     def start(self, pictures: Sequence[Picture], pixels: NDArray[np.uint8]) -> None:
         """`pixels`: uint8 [P, F], the patches of the whole pack."""
         for picture in sorted(pictures, key=lambda p: -p.spec.width * p.spec.height):
-            job = self._pools.reads.submit(
+            out = pixels[picture.patches]
+            if (data := self._at_hand(picture.spec)) is not None:
+                decode = self._start_decode(picture.spec, out, data)
+                self._waiting.append((picture, None, decode))
+                continue
+            read = self._pools.reads.submit(
                 partial(self._read_image, picture.spec),
-                commit=partial(self._start_decode, picture.spec, pixels[picture.patches]),
+                commit=partial(self._start_decode, picture.spec, out),
                 deadline_s=self._limits.read_deadline_s,
                 priority=self._need,
             )
-            self._reads.append(job)
-            self._waiting.append((picture, job))
+            self._reads.append(read)
+            self._waiting.append((picture, read, None))
 
     def finish(self, storage_holes: bool) -> dict[str, str]:
         """The new holes: hole key to reason."""
         found: dict[str, str] = {}
-        for picture, job in reversed(self._waiting):  # the last ends last: one wait, not many
+        for picture, read, decode in reversed(self._waiting):  # ends last: one wait, not many
             try:
-                self._finish_picture(picture, job)
+                self._finish_picture(picture, read, decode)
             except (ArchiveError, ImageError) as error:
                 found[picture.key] = error.reason
             except StorageError as error:
@@ -139,15 +150,36 @@ class PackPictures:
         self._decodes.append(job)
         return job
 
-    def _finish_picture(self, picture: Picture, job: Job[Job[None]]) -> None:
+    def _finish_picture(
+        self, picture: Picture, read: Job[Job[None]] | None, decode: Job[None] | None
+    ) -> None:
         try:
-            decode = self._pools.reads.result(job)
+            if read is not None:
+                decode = self._pools.reads.result(read)
         except DeadlineExceeded as error:
             raise StorageTimeout(f"reading {picture.place} {error}") from error
+        assert decode is not None
         try:
             self._pools.decodes.result(decode)
         except DeadlineExceeded as error:
             raise ImageError(f"decode {error}") from error
+
+    def _at_hand(self, image: ImageSpec) -> bytes | None:
+        """The file of a small picture where no disk is needed for it, so that no other thread need
+        be woken. Whatever is odd about it is for the usual read to find."""
+        if image.method < 0 or max(image.stored_bytes, image.size_bytes) > CACHED_BYTES:
+            return None
+
+        def read(shard: ShardRef, offset: int, size: int) -> bytes:
+            data = self._reader.read_cached(shard, offset, size)
+            if data is None:
+                raise _NotAtHand
+            return data
+
+        try:
+            return read_image(read, image, self._spec.shards[image.shard])
+        except (_NotAtHand, ArchiveError):
+            return None
 
     def _read_image(self, image: ImageSpec) -> bytes:
         check_bytes(max(image.stored_bytes, image.size_bytes), self._limits)

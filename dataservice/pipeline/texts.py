@@ -29,10 +29,14 @@ from dataservice.pipeline.pool import DeadlinePool, Job
 from dataservice.pipeline.reading import Reader, record_key, undamaged
 from dataservice.pipeline.specs import image_tokens
 from dataservice.pipeline.text import Rendered, TextRenderer
+from dataservice.storage.backends import local_path
 from dataservice.storage.reads import ReadShard
 from dataservice.storage.recordfiles import read_record
 from dataservice.storage.records import Record, RecordReader, reader_of
 from dataservice.storage.sources import RecordFormat
+
+LOCAL_ITEMS = 8
+"""Of records in files, in a task: with fewer, waking up a thread costs more than the work."""
 
 Text = Rendered | DataServiceError
 """A rendered sample, or why there is none."""
@@ -63,8 +67,12 @@ class PackTexts:
         self._jobs: list[Job[list[Text]]] = []
 
     def start(self, holes: Mapping[str, str]) -> None:
-        """Deals the items to as many tasks as there are threads: item i is in task i % count."""
-        items, count = self._spec.items, self._pool.num_threads
+        """Deals the items to at most as many tasks as there are threads: item i is in task
+        i % count. Files are read in next to no time, so there a task takes several."""
+        items, spec = self._spec.items, self._spec
+        remote = any(local_path(spec.shards[item.shard].url) is None for item in items)
+        count = len(items) if remote else -(-len(items) // LOCAL_ITEMS)
+        count = min(count, self._pool.num_threads)
         self._jobs = [
             self._pool.submit(
                 partial(self._render_all, items[i::count], holes),
@@ -72,7 +80,7 @@ class PackTexts:
                 deadline_s=self._deadline_s,
                 priority=self._need,
             )
-            for i in range(min(count, len(items)))
+            for i in range(count)
         ]
 
     def finish(self, storage_holes: bool) -> tuple[list[Rendered], dict[str, str]]:

@@ -64,6 +64,7 @@ DATA_OPTIONS = [
     *client_options(max_receive_bytes=MAX_FRAME_BYTES),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
+    ("grpc.http2.max_frame_size", STREAM_WINDOW_BYTES),
 ]
 
 SERVER_OPTIONS: Options = [

@@ -51,7 +51,7 @@ _MAY_PASS = frozenset(
     if hasattr(errno, name)
 )
 _SWEEP_S = 1.0
-_CACHED_BYTES = 1 << 20
+CACHED_BYTES = 1 << 20
 """Of a larger read the hand-over to another thread is no part worth saving."""
 
 
@@ -235,8 +235,8 @@ class ShardReader:
         when it is packed and damaged.
         """
         _check_range(shard, offset, size)
-        if (cached := self._read_cached(shard, offset, size)) is not None:
-            return self._count(*cached)
+        if (cached := self.read_cached(shard, offset, size)) is not None:
+            return cached
         if shard.packing not in PACKINGS:
             data, staged = self._run(shard, offset, lambda: self._read_once(shard, offset, size))
             return self._count(data, staged)
@@ -301,10 +301,10 @@ class ShardReader:
                 self.origin_bytes += len(data)
         return data
 
-    def _read_cached(self, shard: ShardRef, offset: int, size: int) -> tuple[bytes, bool] | None:
-        """What can be had without waiting, so that no other thread need be asked, and whether it is
-        of the staged copy. None for all that has to be looked at more closely."""
-        if shard.packing in PACKINGS or size > _CACHED_BYTES:
+    def read_cached(self, shard: ShardRef, offset: int, size: int) -> bytes | None:
+        """As `read`, of what can be had at once; None for what has to be waited for or looked at
+        more closely. Never blocks."""
+        if shard.packing in PACKINGS or size > CACHED_BYTES:
             return None
         cache_dir = self.cache_dir
         if cache_dir is not None:
@@ -318,7 +318,7 @@ class ShardReader:
                 return None
             found = backend.read_cached(shard.url, offset, size)
             is_it = found is not None and not _difference(shard, found[1])
-        return (found[0], cache_dir is not None) if found is not None and is_it else None
+        return self._count(found[0], cache_dir is not None) if found is not None and is_it else None
 
     def _read_once(self, shard: ShardRef, offset: int, size: int) -> tuple[bytes, bool]:
         data = self._read_staged(shard, offset, size)

@@ -1,8 +1,9 @@
 """A pack's arrays as a list of frames, and back into one buffer.
 
-Layout: frame 0 is magic, version, header length, CRC-32 and the msgpack header (PackHeader); the
-payload frames after it carry, each behind its number and CRC-32, the stored bytes of all arrays
-one after the other, cut every `frame_bytes`.
+Layout: the pack begins with magic, version, header length, CRC-32 and the msgpack header
+(PackHeader); the payloads after it carry, each behind its number and CRC-32, the stored bytes of
+all arrays one after the other, cut every `frame_bytes`. Payload 1 is in one frame with the header
+where both fit, so that most packs are a single frame; every other payload is a frame.
 
 Invariants:
 - equal arrays and meta, given in equal order, give equal bytes (arrays and meta keys stay in the
@@ -46,17 +47,18 @@ __all__ = [
     "pack_digest",
 ]
 
-FRAME_BYTES = 2 << 20
-"""Stored bytes in a payload frame."""
 MAX_FRAME_BYTES = 4 << 20
 """Of a whole frame; the data channel's message limit."""
+FRAME_BYTES = MAX_FRAME_BYTES - (64 << 10)
+"""Stored bytes in a payload: as many as leave room for a header, for every frame has its price at
+both ends."""
 MAX_PACK_BYTES = 1 << 30
 ALLOWED_DTYPES = frozenset(
     ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 )
 
 _MAGIC = b"VDPK"
-_VERSION = 1
+_VERSION = 2
 _HEADER_PREFIX = struct.Struct("<4sIII")  # magic, version, header bytes, header CRC
 _FRAME_PREFIX = struct.Struct("<II")  # number from 1, CRC
 _ALIGN = 64
@@ -85,7 +87,7 @@ class ArrayEntry:
 class PackHeader:
     arrays: tuple[ArrayEntry, ...]
     frames: int
-    """Payload frames that follow."""
+    """Payloads that follow."""
     meta: bytes
     """msgpack of JSON types."""
 
@@ -101,7 +103,7 @@ def encode_pack(
     compress: bool = True,
     crc32: Crc32 = zlib.crc32,
 ) -> list[bytes]:
-    """The frames of a pack: the header, then ceil(stored bytes / frame_bytes) payload frames.
+    """The frames of a pack: its header and ceil(stored bytes / frame_bytes) payloads.
 
     `meta` holds JSON types; `crc32` is zlib's, or one that gives the same faster. WireError for a
     dtype, shape, size or meta that the decoder refuses.
@@ -120,11 +122,12 @@ def encode_pack(
     first = _HEADER_PREFIX.pack(_MAGIC, _VERSION, len(header), seed) + header
     if len(first) > MAX_FRAME_BYTES:
         raise WireError(f"pack header: {len(first)} bytes, more than {MAX_FRAME_BYTES}")
-    pieces = _cut([data for _, data in stored], frame_bytes)
-    return [
-        first,
-        *(_payload_frame(number, cut, seed, crc32) for number, cut in enumerate(pieces, 1)),
-    ]
+    cuts = _cut([data for _, data in stored], frame_bytes)
+    payloads = [_payload(number, cut, seed, crc32) for number, cut in enumerate(cuts, 1)]
+    parts: list[list[bytes | memoryview]] = [[first], *payloads]
+    if payloads and len(first) + sum(map(len, payloads[0])) <= MAX_FRAME_BYTES:
+        parts[:2] = [[first, *payloads[0]]]
+    return [b"".join(part) for part in parts]
 
 
 def _stored(
@@ -177,9 +180,10 @@ def _cut(segments: Sequence[memoryview], frame_bytes: int) -> Iterator[list[memo
         yield run
 
 
-def _payload_frame(number: int, pieces: Sequence[memoryview], seed: int, crc32: Crc32) -> bytes:
-    crc = _payload_crc(number, pieces, seed, crc32)
-    return b"".join((_FRAME_PREFIX.pack(number, crc), *pieces))
+def _payload(
+    number: int, pieces: Sequence[memoryview], seed: int, crc32: Crc32
+) -> list[bytes | memoryview]:
+    return [_FRAME_PREFIX.pack(number, _payload_crc(number, pieces, seed, crc32)), *pieces]
 
 
 def _payload_crc(
@@ -310,7 +314,8 @@ class PackDecoder:
         if not _HEADER_PREFIX.size <= len(frame) <= MAX_FRAME_BYTES:
             raise WireError(f"pack header: a frame of {len(frame)} bytes")
         magic, version, size, crc = _HEADER_PREFIX.unpack_from(frame)
-        body = frame[_HEADER_PREFIX.size :]
+        rest = frame[_HEADER_PREFIX.size :]
+        body, payload = rest[:size], rest[size:]
         if magic != _MAGIC:
             raise WireError("pack header: not a pack of ours (wrong magic)")
         if version != _VERSION:
@@ -330,6 +335,8 @@ class PackDecoder:
         self._targets = self._places(header)
         self._target = next(self._targets, None)
         self._next_frame = 1
+        if len(payload):
+            self._take_payload(header, payload)
 
     def _places(self, header: PackHeader) -> Iterator[_Target]:
         whole = memoryview(self._buffer)

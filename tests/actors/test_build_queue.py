@@ -159,3 +159,36 @@ def test_a_failed_build_reaches_the_waiter_and_may_be_given_again() -> None:
 def test_close_lets_builders_go() -> None:
     builds = queue()
     assert taken_or_blocked(builds) is None
+
+
+def test_only_who_waits_for_a_pack_is_told() -> None:
+    told: list[str] = []
+    builds = BuildQueue(ready_bytes_bound=400, on_change=lambda: told.append(now))
+    builds.start_session(1)
+    builds.add(job("a", 0, 0), job("b", 1, 0), job("c", 2, 0))
+    now = "a"
+    build(builds)
+    builds.want("b")
+    now = "b"
+    build(builds)
+    builds.unwant("b")
+    builds.want("c")
+    now = "c"
+    taken = builds.take()
+    assert taken is not None
+    builds.fail(taken, ServiceUnavailable("no"))
+    assert told == ["b", "c"]
+
+
+def test_a_builder_that_found_no_room_gets_a_pack_that_is_asked_for() -> None:
+    builds = queue(bound=100)
+    builds.add(job("a", 0, 0), job("b", 1, 0))
+    build(builds)
+    found: list[Job | None] = []
+    thread = threading.Thread(target=lambda: found.append(builds.take()))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    builds.want("b")
+    thread.join(5)
+    assert [taken.pack_id for taken in found if taken is not None] == ["b"]

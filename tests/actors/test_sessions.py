@@ -205,9 +205,35 @@ def test_a_restarted_coordinator_refuses_another_decoder(config: Config, tmp_pat
         await bench.open("run")
 
     async def after(bench: Bench) -> None:
-        with pytest.raises(ConfigError, match="same image libraries"):
+        with pytest.raises(ResumeRefused, match="same image libraries"):
             await bench.worker("w0", decoder="pillow 99")
         await bench.worker("w0")
+        with pytest.raises(ConfigError, match="the others with pil"):
+            await bench.worker("w1", decoder="pillow 99")
+
+    on_bench(config, tmp_path / "state", before)
+    on_bench(config, tmp_path / "state", after)
+
+
+def test_a_new_run_may_have_another_decoder_than_the_last_one(
+    config: Config, tmp_path: Path
+) -> None:
+    sessions: list[int] = []
+
+    async def before(bench: Bench) -> None:
+        await bench.worker("w0")
+        sessions.append((await bench.open("run")).session)
+
+    async def after(bench: Bench) -> None:
+        with pytest.raises(ResumeRefused, match=r"run run began with pil: .* a new run"):
+            await bench.worker("w0", decoder="pillow 99")
+        assert not (await bench.open("next", 0, 2)).ready
+        await bench.worker("w0", decoder="pillow 99")
+        with pytest.raises(ResumeRefused, match="run run began with pil"):
+            await bench.steps(sessions[0], 0, done=0)
+        assert not (await bench.open("next", 1, 2)).missing_ranks
+        opened = await bench.open("next", 0, 2)
+        assert opened.ready and opened.decoder.startswith("pillow 99")
 
     on_bench(config, tmp_path / "state", before)
     on_bench(config, tmp_path / "state", after)

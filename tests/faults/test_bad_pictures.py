@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,9 +96,10 @@ def read_all(endpoint: str, *, timeout_s: float = 60.0) -> Readers:
 
 
 def served(
-    config: Config, folder: Path, *, codecs: Sequence[str], workers: int = 2
+    config: Config, folder: Path, *, codecs: Sequence[str], workers: int = 2, ends: int = 0
 ) -> tuple[Readers, dict[str, int], list[int]]:
-    """What the ranks got, the service's counters, and how workers ended by themselves."""
+    """What the ranks got, the service's counters, and how workers ended by themselves, of which
+    `ends` are waited for."""
     config = dataclasses.replace(config, state_dir=str(folder / "state"))
     with (
         LocalService(config, workers=0) as service,
@@ -110,6 +112,9 @@ def served(
         ) as processes,
     ):
         readers = read_all(service.endpoint)
+        until = time.monotonic() + 30.0
+        while len(processes.exits) < ends and time.monotonic() < until:
+            time.sleep(0.1)
         return readers, service.status()["counters"], list(processes.exits)
 
 
@@ -149,7 +154,7 @@ def test_one_that_ends_its_worker_costs_one_hole_and_nothing_else(
 ) -> None:
     workers = dataclasses.replace(base.workers, decode_deadline_s=2.0 if kind == "hang" else 60.0)
     config = dataclasses.replace(base, workers=workers)
-    disturbed, counters, exits = served(config, tmp_path, codecs=[kind])
+    disturbed, counters, exits = served(config, tmp_path, codecs=[kind], ends=len(ends))
     (hole,) = check_holes(clean, disturbed, counters, [kind])
     assert reason in hole
     assert exits == ends
@@ -162,7 +167,7 @@ def test_those_that_hang_cost_a_hole_each_and_too_many_a_new_worker(
 ) -> None:
     workers = dataclasses.replace(base.workers, max_stuck_threads=2)
     config = dataclasses.replace(base, workers=workers)
-    disturbed, counters, exits = served(config, tmp_path, codecs=["sleep"], workers=1)
+    disturbed, counters, exits = served(config, tmp_path, codecs=["sleep"], workers=1, ends=1)
     holes = check_holes(clean, disturbed, counters, ["sleep"])
     assert all(HANGS in hole for hole in holes)
     assert exits == [0], "it ends by itself, with threads that never will"

@@ -193,6 +193,9 @@ def test_an_image_beyond_the_cut_is_neither_read_nor_a_hole(build) -> None:
                 offsets.append(offset)
             return build.reader.read(shard, offset, size)
 
+        def read_cached(self, shard: ShardRef, offset: int, size: int) -> None:
+            return None
+
     known = {f"{item.key}#1": "truncated JPEG"}
     for holes in ({}, known):
         built = build(build.data.pack(item), reader=Watched(), holes=holes)

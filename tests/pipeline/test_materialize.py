@@ -242,6 +242,9 @@ def test_a_known_hole_is_not_read_and_other_holes_do_not_matter(data, text, buil
                 members.append(offset)
             return reader.read(shard, offset, size)
 
+        def read_cached(self, shard: ShardRef, offset: int, size: int) -> None:
+            return None
+
     built = build(spec, reader=Watched(), holes={key: "said before", "other#0": "elsewhere"})
     assert_hole(built, spec, 0, 0)
     assert built.meta["holes"] == [f"{key}: said before (large.jpg in src/a.zip)"]

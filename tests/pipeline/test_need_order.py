@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,9 @@ class Stalled(ShardReader):
         if shard.name.endswith(".zip"):
             assert self._gate.wait(LONG_S)
         return super().read(shard, offset, size)
+
+    def read_cached(self, shard: ShardRef, offset: int, size: int) -> None:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -100,19 +104,35 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize("at_hand", [True, False])
 def test_pictures_of_the_pack_needed_first_go_before_and_the_largest_of_them_first(
-    data: Data, text: TextRenderer, decoder: Held, builders: ThreadPoolExecutor
+    data: Data,
+    text: TextRenderer,
+    decoder: Held,
+    builders: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    at_hand: bool,
 ) -> None:
+    gate = threading.Event()
+    gate.set()
     with (
-        ShardReader(None, deadline_s=LONG_S, retries=0) as reader,
+        ShardReader(None, deadline_s=LONG_S) if at_hand else Stalled(gate) as reader,
         BuildPools(decode_threads=1, read_threads=2) as pools,
     ):
+        queued, submit = [], pools.decodes.submit
+
+        def counted(*given: Any, **named: Any) -> Any:
+            job = submit(*given, **named)
+            queued.append(job)
+            return job
+
+        monkeypatch.setattr(pools.decodes, "submit", counted)
         build = build_with(reader, text, decoder, pools)
         later = data.pack(data.item(3, text), data.item(1, text))
         first = builders.submit(build, later, 5, 0, 0)
-        wait_until(lambda: pools.reads.completed == 3)
+        wait_until(lambda: len(queued) == 3)
         second = builders.submit(build, data.pack(data.item(3, text), data.item(1, text)), 4, 7, 7)
-        wait_until(lambda: pools.reads.completed == 6)
+        wait_until(lambda: len(queued) == 6)
         decoder.gate.set()
         arrays = [future.result(LONG_S).arrays for future in (first, second)]
     begun, rest = decoder.order[0], decoder.order[4:]

@@ -126,6 +126,26 @@ def test_no_request_of_the_coordinator() -> None:
         client.call(Ok(), 1.0)
 
 
+def test_a_stream_is_read_without_a_thread_of_its_own(serve: Serve) -> None:
+    server = serve(data=lambda request: [b"one", b"two"])
+    with DataClient(server.endpoint) as client:
+        assert list(client.stream_pack(PACK, 60.0)) == [b"one", b"two"]
+        before = set(threading.enumerate())
+        with client.stream_pack(PACK, 60.0) as frames:
+            assert next(frames) == b"one"
+            assert set(threading.enumerate()) <= before
+
+
+def test_what_this_side_ended_is_unavailable(serve: Serve) -> None:
+    server = serve(data=lambda request: [b"one", b"two"])
+    with DataClient(server.endpoint) as client, client.stream_pack(PACK, 60.0) as frames:
+        assert next(frames) == b"one"
+        frames.cancel()
+        with pytest.raises(ServiceUnavailable, match="StreamPack"):
+            for _ in range(3):
+                next(frames)
+
+
 def test_a_pack_arrives_whole_and_a_damaged_one_does_not(serve: Serve) -> None:
     arrays: dict[str, Any] = {
         "input_ids": np.arange(8192, dtype=np.int32),

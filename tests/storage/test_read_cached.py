@@ -114,7 +114,7 @@ def test_what_is_not_in_memory_is_read_from_the_disk(reader: ShardReader, shard:
 def test_a_large_read_goes_the_usual_way(
     reader: ShardReader, shard: ShardRef, hand_overs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "_CACHED_BYTES", 100)
+    monkeypatch.setattr(objects, "CACHED_BYTES", 100)
     for _ in range(2):
         assert reader.read(shard, 7, 101) == CONTENT[7:108]
     assert len(hand_overs) == 2

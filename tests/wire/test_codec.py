@@ -88,6 +88,32 @@ def test_frames_are_as_large_as_asked_for() -> None:
         encode_pack({}, {}, frame_bytes=codec.MAX_FRAME_BYTES)
 
 
+def test_what_fits_in_one_frame_is_one_frame() -> None:
+    assert len(encode_pack(tokens_and_pixels(), META)) == 1
+    room = codec.FRAME_BYTES
+    large = {"pixel_values": np.zeros(room + 1, np.uint8)}
+    first, last = encode_pack(large, META)
+    assert room < len(first) <= codec.MAX_FRAME_BYTES
+    assert len(last) == 9
+    assert_equal(decoded([first, last])[0], large)
+
+
+def test_a_header_that_leaves_no_room_is_a_frame_of_its_own() -> None:
+    arrays: Arrays = {"pixel_values": np.zeros(codec.FRAME_BYTES, np.uint8)}
+    frames = encode_pack(arrays, {"a": "x" * (64 << 10)})
+    assert [len(frame) > codec.FRAME_BYTES for frame in frames] == [False, True]
+    assert_equal(decoded(frames)[0], arrays)
+
+
+def test_a_pack_that_ends_behind_its_header_has_no_result() -> None:
+    (frame,) = encode_pack(tokens_and_pixels(), META)
+    _, _, size, _ = struct.unpack_from("<4sIII", frame)
+    decoder = PackDecoder()
+    assert not decoder.feed(frame[: 16 + size])
+    with pytest.raises(WireError, match="ended before"):
+        decoder.result()
+
+
 def test_a_faster_crc_gives_the_same_frames() -> None:
     arrays = tokens_and_pixels()
     expected = encode_pack(arrays, META, frame_bytes=100)
@@ -158,7 +184,7 @@ def small_pack() -> tuple[Arrays, list[bytes]]:
         "input_ids": np.arange(100, dtype=np.int32) % 5,
         "pixel_values": np.arange(60, dtype=np.uint8).reshape(5, 12),
     }
-    return arrays, encode_pack(arrays, {"pack_id": "0.0.0"}, frame_bytes=50)
+    return arrays, encode_pack(arrays, {"pack_id": "0.0.0"}, frame_bytes=20)
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
@@ -186,7 +212,7 @@ def test_frames_out_of_order_repeated_missing_or_of_another_pack() -> None:
     other = encode_pack(
         {**arrays, "pixel_values": arrays["pixel_values"] + 1},
         {"pack_id": "0.0.1"},
-        frame_bytes=50,
+        frame_bytes=20,
     )
     wrong_orders = [
         [frames[1], frames[0], *frames[2:]],
@@ -225,7 +251,7 @@ def test_an_unfinished_pack_has_no_result() -> None:
 # ---- headers of a hostile sender --------------------------------------------------
 
 
-def forged(header: PackHeader, payload: bytes = b"", version: int = 1) -> list[bytes]:
+def forged(header: PackHeader, payload: bytes = b"", version: int = 2) -> list[bytes]:
     """Frames with right checksums around any header."""
     body = encode(header)
     seed = zlib.crc32(body)
@@ -292,8 +318,8 @@ def test_a_pack_over_the_limit_is_refused() -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(WireError, match="version 2, this side reads 1"):
-        PackDecoder().feed(forged(HEADER, version=2)[0])
+    with pytest.raises(WireError, match="version 1, this side reads 2"):
+        PackDecoder().feed(forged(HEADER, version=1)[0])
 
 
 def test_payload_that_does_not_fit_the_header() -> None:

@@ -65,6 +65,15 @@ _KNOWN: dict[str, tuple[str, ...]] = {
 }
 
 
+def no_step(settings: PlanSettings, grid: Grid) -> ConfigError:
+    """What is said of a plan that ends before its first step."""
+    return ConfigError(
+        f"the plan has not one step of {grid.num_packs} packs: no sample fits plan.pack_length = "
+        f'{settings.pack_length}, or the data is less than a step and plan.remainder is "drop" '
+        f'(it is "{settings.remainder}")'
+    )
+
+
 def check_settings(settings: PlanSettings) -> None:
     for name in _COUNTS:
         _check_count("plan", name, getattr(settings, name))

@@ -14,7 +14,7 @@ import warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, Image
+from PIL import AvifImagePlugin, Image, ImageFile
 
 from dataservice.errors import ImageError
 from dataservice.pipeline.decoding import icc
@@ -45,6 +45,10 @@ FORMATS = tuple(name for name in _MODULES if name in Image.OPEN)
 """What is tried; Pillow knows more, among them formats that start other programs."""
 
 _WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262
+_IN_PYTHON = frozenset(("ppm", "ppm_plain", "bmp_rle"))
+"""Pillow's decoders of rare forms of PPM and BMP, which hold the GIL: 1 to 4 us a pixel."""
+_MAX_SLOW_PIXELS, _MAX_SLOW_BYTES, _MAX_COMMENTS = 4_000_000, 48_000_000, 10_000
+"""Of a picture for one of them; a comment in a plain PPM costs it up to 50 us."""
 
 
 def load(data: bytes, header: ImageHeader, profile: bytes | None) -> Raster:
@@ -58,6 +62,7 @@ def load(data: bytes, header: ImageHeader, profile: bytes | None) -> Raster:
         with _open(data, name) as image:
             if image.size not in ((header.width, header.height), (header.height, header.width)):
                 raise other_size(image.size, header)
+            _check_slow(data, image)
             image.load()
             if name == "PNG":
                 check_rows(data, image)
@@ -78,7 +83,19 @@ def other_size(size: tuple[int, int], header: ImageHeader) -> ImageError:
     )
 
 
-def _open(data: bytes, name: str) -> Image.Image:
+def _check_slow(data: bytes, image: ImageFile.ImageFile) -> None:
+    if not image.tile or image.tile[0][0] not in _IN_PYTHON:
+        return
+    what = f"{image.width}x{image.height} in {len(data)} bytes of a rare form of {image.format}"
+    if image.width * image.height > _MAX_SLOW_PIXELS or len(data) > _MAX_SLOW_BYTES:
+        raise ImageError(
+            f"too many pixels: {what}, the limits are {_MAX_SLOW_PIXELS} and {_MAX_SLOW_BYTES}"
+        )
+    if image.tile[0][0] == "ppm_plain" and data.count(b"#") > _MAX_COMMENTS:
+        raise ImageError(f"corrupt {image.format}: more than {_MAX_COMMENTS} comments")
+
+
+def _open(data: bytes, name: str) -> ImageFile.ImageFile:
     # A JPEG not through Image.open, which looks for further pictures behind the first.
     return WholeJpeg(data) if name == "JPEG" else Image.open(io.BytesIO(data), formats=(name,))
 

@@ -14,7 +14,7 @@ from support.pictures import chunk, encoded, noise, png, turned
 
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ImageError
-from dataservice.pipeline.decoding import DecodeLimits, decode_whole, png_chunks
+from dataservice.pipeline.decoding import DecodeLimits, by_pillow, decode_whole, png_chunks
 from dataservice.pipeline.decoding.by_pillow import to_8_bits
 from dataservice.pipeline.decoding.headers import picture_header
 from dataservice.pipeline.decoding.turns import upright
@@ -366,3 +366,31 @@ def test_a_reason_is_never_a_bare_number_or_the_name_of_an_error() -> None:
         rgb_of(unknown)
     with pytest.raises(ImageError, match=r"^corrupt PNG: its header cannot be read"):
         rgb_of(png(4, 4, 3, 0, bytes(20)))
+
+
+SLOW = {
+    "raw": b"P6 96 64 100\n" + bytes(96 * 64 * 3),
+    "plain": b"P3 96 64 255\n" + b"7 " * 96 * 64 * 3,
+    "runs": struct.pack("<2sIHHI", b"BM", 58, 0, 0, 58)
+    + struct.pack("<IiiHHIIiiIII", 40, 96, 64, 1, 8, 1, 0, 0, 0, 1, 0, 0)
+    + b"\x60\x00\x00\x00" * 64,
+}
+"""What Pillow decodes in Python."""
+
+
+@pytest.mark.parametrize("form", SLOW)
+@pytest.mark.parametrize("limit", ["_MAX_SLOW_PIXELS", "_MAX_SLOW_BYTES"])
+def test_what_is_decoded_in_python_has_limits_of_its_own(
+    form: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rgb_of(SLOW[form]).shape == (64, 96, 3)
+    monkeypatch.setattr(by_pillow, limit, 100)
+    with pytest.raises(ImageError, match=r"^too many pixels: 96x64 in \d+ bytes of a rare form of"):
+        rgb_of(SLOW[form])
+
+
+def test_comments_in_a_plain_ppm_do_not_take_minutes() -> None:
+    data = SLOW["plain"][:-2] + b"\n#\n 7"
+    assert rgb_of(data).shape == (64, 96, 3)
+    with pytest.raises(ImageError, match=r"^corrupt PPM: more than 10000 comments"):
+        rgb_of(data.replace(b"\n#\n", b"\n#\n" * 10_001))

@@ -14,7 +14,7 @@ from dataservice.core.vision import VisionRules
 from dataservice.errors import ImageError
 from dataservice.pipeline.decoding import DecodeLimits, decode_whole
 from dataservice.pipeline.decoding.headers import picture_header
-from dataservice.pipeline.decoding.whole_jpeg import WholeJpeg
+from dataservice.pipeline.decoding.whole_jpeg import WholeJpeg, only_scan
 
 END = b"\xff\xd9"
 LIMITS = DecodeLimits(max_pixels=10**6)
@@ -83,3 +83,19 @@ def test_a_picture_of_many_scans_is_left_to_the_decoder() -> None:
     data = jpeg(96, 64, progressive=True)
     fewer = data[: data.rindex(b"\xff\xda")] + END
     assert (pixels_of(fewer) == pixels_of_pillow(fewer)).all()
+
+
+@pytest.mark.parametrize("alone", [b"\xff\xd0", b"\xff\x00"])
+def test_a_marker_without_a_segment_hides_no_frame(alone: bytes) -> None:
+    """What a decoder steps over as two bytes is not taken for a segment, with a frame behind it."""
+    progressive = jpeg(96, 64, progressive=True)
+    baseline = jpeg(96, 64)
+    step = 2 + 0xFFE5  # the length that a reader finds that expects one
+    filling = b"\xff\xe5" + (60_000).to_bytes(2, "big") + bytes(59_998)
+    lacking = step - len(filling) - 2 - 4
+    size = 2 + lacking + len(baseline) - 2
+    hidden = b"\xff\xe6" + size.to_bytes(2, "big") + bytes(lacking) + baseline[2:]
+    data = progressive[:2] + alone + filling + hidden + progressive[2:]
+    assert only_scan(data) == -1
+    assert only_scan(baseline) > 0
+    assert (pixels_of(data) == pixels_of_pillow(data)).all()
