@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dataservice.core.packspec import ImageSpec, PackSpec, ShardRef
+from dataservice.core.packspec import ImageSpec, PackSpec
 from dataservice.core.vision import VisionRules
 from dataservice.errors import (
     ArchiveError,
@@ -28,7 +28,7 @@ from dataservice.errors import (
 from dataservice.pipeline.decoding.headers import check_bytes
 from dataservice.pipeline.images import DecodeLimits, Decoder
 from dataservice.pipeline.pool import BuildPools, Job
-from dataservice.pipeline.reading import Reader, hole_key, undamaged
+from dataservice.pipeline.reading import NotAtHand, Reader, at_hand, hole_key, undamaged
 from dataservice.pipeline.specs import num_rows
 from dataservice.storage.members import read_image
 from dataservice.storage.objects import CACHED_BYTES
@@ -64,10 +64,6 @@ def pictures_of(spec: PackSpec, rules: VisionRules) -> list[Picture]:
             )
             start = stop
     return pictures
-
-
-class _NotAtHand(Exception):
-    """It takes a read that may have to wait."""
 
 
 class _Cancelled(Exception):
@@ -169,16 +165,9 @@ class PackPictures:
         be woken. Whatever is odd about it is for the usual read to find."""
         if image.method < 0 or max(image.stored_bytes, image.size_bytes) > CACHED_BYTES:
             return None
-
-        def read(shard: ShardRef, offset: int, size: int) -> bytes:
-            data = self._reader.read_cached(shard, offset, size)
-            if data is None:
-                raise _NotAtHand
-            return data
-
         try:
-            return read_image(read, image, self._spec.shards[image.shard])
-        except (_NotAtHand, ArchiveError):
+            return read_image(at_hand(self._reader), image, self._spec.shards[image.shard])
+        except (NotAtHand, ArchiveError):
             return None
 
     def _read_image(self, image: ImageSpec) -> bytes:

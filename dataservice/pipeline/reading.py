@@ -40,6 +40,22 @@ def record_key(sample_key: str) -> str:
     return f"{sample_key}#record"
 
 
+class NotAtHand(Exception):
+    """It takes a read that may have to wait."""
+
+
+def at_hand(reader: Reader) -> ReadShard:
+    """Reads what can be had at once, so that no other thread need be woken; raises NotAtHand."""
+
+    def read(shard: ShardRef, offset: int, size: int) -> bytes:
+        data = reader.read_cached(shard, offset, size)
+        if data is None:
+            raise NotAtHand
+        return data
+
+    return read
+
+
 def undamaged(reader: Reader, shard: ShardRef, get: Callable[[ReadShard], T]) -> T:
     """What `get` reads; when a staged copy turns out damaged, the origin decides."""
     try:

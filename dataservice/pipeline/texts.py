@@ -26,17 +26,13 @@ from dataservice.errors import (
     StorageTimeout,
 )
 from dataservice.pipeline.pool import DeadlinePool, Job
-from dataservice.pipeline.reading import Reader, record_key, undamaged
+from dataservice.pipeline.reading import NotAtHand, Reader, at_hand, record_key, undamaged
 from dataservice.pipeline.specs import image_tokens
 from dataservice.pipeline.text import Rendered, TextRenderer
-from dataservice.storage.backends import local_path
 from dataservice.storage.reads import ReadShard
 from dataservice.storage.recordfiles import read_record
 from dataservice.storage.records import Record, RecordReader, reader_of
 from dataservice.storage.sources import RecordFormat
-
-LOCAL_ITEMS = 8
-"""Of records in files, in a task: with fewer, waking up a thread costs more than the work."""
 
 Text = Rendered | DataServiceError
 """A rendered sample, or why there is none."""
@@ -65,14 +61,16 @@ class PackTexts:
         self._deadline_s = deadline_s
         self._need = need
         self._jobs: list[Job[list[Text]]] = []
+        self._at_hand: partial[list[Text]] | None = None
 
     def start(self, holes: Mapping[str, str]) -> None:
-        """Deals the items to at most as many tasks as there are threads: item i is in task
-        i % count. Files are read in next to no time, so there a task takes several."""
-        items, spec = self._spec.items, self._spec
-        remote = any(local_path(spec.shards[item.shard].url) is None for item in items)
-        count = len(items) if remote else -(-len(items) // LOCAL_ITEMS)
-        count = min(count, self._pool.num_threads)
+        """Where no record has to be waited for, `finish` makes the texts itself. Else deals the
+        items to at most as many tasks as there are threads: item i is in task i % count."""
+        items = self._spec.items
+        if (lines := self._lines_at_hand(holes)) is not None:
+            self._at_hand = partial(self._render_all, items, holes, lines)
+            return
+        count = min(len(items), self._pool.num_threads)
         self._jobs = [
             self._pool.submit(
                 partial(self._render_all, items[i::count], holes),
@@ -85,7 +83,7 @@ class PackTexts:
 
     def finish(self, storage_holes: bool) -> tuple[list[Rendered], dict[str, str]]:
         """The texts in item order, and the new holes among them."""
-        parts = []
+        parts = [] if self._at_hand is None else [self._at_hand()]
         for job in self._jobs:
             try:
                 parts.append(self._pool.result(job))
@@ -120,9 +118,29 @@ class PackTexts:
         """Takes back what has not started."""
         self._pool.cancel(self._jobs)
 
-    def _render_all(self, items: Sequence[ItemSpec], holes: Mapping[str, str]) -> list[Text]:
-        """Read one by one, tokenised together. What makes a hole of a sample stands in its place;
-        what ends the build is raised."""
+    def _lines_at_hand(self, holes: Mapping[str, str]) -> dict[str, bytes] | None:
+        """By sample key; None when one has to be waited for, or is odd in any way."""
+        read = at_hand(self._reader)
+        lines: dict[str, bytes] = {}
+        try:
+            for item in self._spec.items:
+                shard = self._spec.shards[item.shard]
+                if shard.packing:
+                    return None
+                if item.key not in lines and record_key(item.key) not in holes:
+                    lines[item.key] = _record_line(read, item, shard)
+        except (NotAtHand, RecordError):
+            return None
+        return lines
+
+    def _render_all(
+        self,
+        items: Sequence[ItemSpec],
+        holes: Mapping[str, str],
+        lines: Mapping[str, bytes] | None = None,
+    ) -> list[Text]:
+        """Read one by one, unless their `lines` are at hand, and tokenised together. What makes a
+        hole of a sample stands in its place; what ends the build is raised."""
         found: dict[int, Text] = {}
         records: dict[int, Record] = {}
         for i, item in enumerate(items):
@@ -130,7 +148,7 @@ class PackTexts:
                 found[i] = self.blank(item)
                 continue
             try:
-                records[i] = self._record(item)
+                records[i] = self._record(item, None if lines is None else lines[item.key])
             except (RecordError, StorageError) as error:
                 found[i] = error
         sizes = [[image_tokens(image, self._rules) for image in items[i].images] for i in records]
@@ -139,9 +157,10 @@ class PackTexts:
             found[i] = self._checked(items[i], text)
         return [found[i] for i in range(len(items))]
 
-    def _record(self, item: ItemSpec) -> Record:
+    def _record(self, item: ItemSpec, line: bytes | None) -> Record:
         shard = self._spec.shards[item.shard]
-        line = undamaged(self._reader, shard, lambda read: _record_line(read, item, shard))
+        if line is None:
+            line = undamaged(self._reader, shard, lambda read: _record_line(read, item, shard))
         try:
             record = self._record_reader(item).read(line)
         except RecordError as error:

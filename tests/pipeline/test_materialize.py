@@ -293,6 +293,10 @@ class Failing:
             self._action()
         return self._reader.read(shard, offset, size)
 
+    def read_cached(self, shard: ShardRef, offset: int, size: int) -> bytes | None:
+        at_hand = shard.name != self._shard
+        return self._reader.read_cached(shard, offset, size) if at_hand else None
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
 

@@ -130,7 +130,7 @@ def test_pictures_of_the_pack_needed_first_go_before_and_the_largest_of_them_fir
         build = build_with(reader, text, decoder, pools)
         later = data.pack(data.item(3, text), data.item(1, text))
         first = builders.submit(build, later, 5, 0, 0)
-        wait_until(lambda: len(queued) == 3)
+        wait_until(lambda: len(queued) == 3 and len(decoder.order) == 1)
         second = builders.submit(build, data.pack(data.item(3, text), data.item(1, text)), 4, 7, 7)
         wait_until(lambda: len(queued) == 6)
         decoder.gate.set()
