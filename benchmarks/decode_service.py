@@ -40,13 +40,12 @@ from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.state_log import StateLog
 from dataservice.actors.worker import Worker
 from dataservice.config import Config
+from dataservice.core.fleet import CORES_A_WORKER
 from dataservice.core.packspec import PackSpec
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.server import start_server
 from dataservice.wire.messages import GetStatus
 
-MOST_CORES = 4
-"""That one worker process is measured on."""
 LEAST_RATIO = 0.9
 LIMIT_S = 60.0
 """For a service to come up."""
@@ -234,7 +233,7 @@ def run(corpus: Path, folder: Path, quick: bool) -> Report:
     for name, sources in groups:
         config = make_config(corpus, sources, folder / name, threads=1)
         specs = planned_packs(config, 40 if quick else 2000)
-        for number in sorted({1, min(len(cores), MOST_CORES)}):
+        for number in sorted({1, min(len(cores), CORES_A_WORKER)}):
             group = measure(name, config, specs, cores[:number], 1 if quick else 3)
             report.lines += [
                 "",

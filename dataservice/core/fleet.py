@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-CORES_A_WORKER = 4
-"""Above that the part of a worker that one thread at a time can do, a tenth where pictures are
-small, begins to keep its decode threads waiting."""
+CORES_A_WORKER = 2
+"""Two decode threads of one process do what two processes do on photos and on mixed data (0.97 and
+more of it), half to three quarters on nothing but small pictures, where the interpreter's part of
+the work, one thread's at a time, is a third (`benchmarks/decode.py`, scaling)."""
 
 
 def workers_of_node(cores: int) -> int:

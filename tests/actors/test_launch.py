@@ -28,8 +28,8 @@ def node(cores: float | None, *, alive: bool = True, data: bool = True) -> dict[
 @pytest.mark.parametrize(
     ("nodes", "count"),
     [
-        ([node(8.0), node(4.0), node(64.0, alive=False), node(64.0, data=False)], 3),
-        ([node(8.0), node(None)], 3),
+        ([node(4.0), node(2.0), node(64.0, alive=False), node(64.0, data=False)], 3),
+        ([node(4.0), node(None)], 3),
         ([node(64.0)], 6),
         ([], 1),
     ],
