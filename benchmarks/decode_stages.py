@@ -124,7 +124,8 @@ def run(corpus: Path, folder: Path, quick: bool) -> Report:
                 name=f"share of a worker's CPU that is mostly the interpreter's: {name}",
                 value=python,
                 unit="",
-                note=f"so that {1 / python:.1f} threads are the most that one process keeps busy",
+                note=f"no more than {1 / python:.1f} threads of one process can be busy; what they "
+                "lose by waiting for one another, scaling measures",
             )
         )
         cells = [
