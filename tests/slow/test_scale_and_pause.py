@@ -55,6 +55,7 @@ def decode_bound(folder: Path) -> Config:
         folder,
         plan={"pack_length": 512, "epochs": "endless", "lanes": 2, "window": 12},
         workers={"count": 1, "decode_threads": 1, "min": 1, "max": 2, "ready_bytes": "8 MiB"},
+        vision={"exact": True},  # whole decodes, beside which the readers' work is small
     )
     settings["sources"] = [large_pictures(folder / "data")]
     config = load_config(str(write_config(folder, settings)))
