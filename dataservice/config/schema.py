@@ -22,7 +22,7 @@ from pydantic import (
 
 from dataservice.config.mixtures import expand_mixture
 from dataservice.config.values import checked_take, exact, expand_path, parse_size
-from dataservice.core.limits import LARGEST
+from dataservice.core.limits import LARGEST, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataservice.core.settings import (
     BalanceSettings,
     CostModel,
@@ -299,8 +299,8 @@ class WorkersSection(Section):
     ready_bytes: Size = 1024**3
     resource: Annotated[str, Field(min_length=1)] = "data_node"
     decode_deadline_s: Seconds = 20.0
-    max_image_pixels: Count = 100_000_000
-    max_image_bytes: Size = 256 * 1024**2
+    max_image_pixels: Count = MAX_IMAGE_PIXELS
+    max_image_bytes: Size = MAX_IMAGE_BYTES
     memory_bytes: Size | None = 8 * 1024**3
     max_stuck_threads: Count = 4
 

@@ -9,6 +9,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+MAX_IMAGE_PIXELS = 100_000_000
+"""Of one picture as stored, unless the config says otherwise."""
+MAX_IMAGE_BYTES = 256 * 1024**2
+"""Of one picture's file, likewise."""
+
 MAX_STEP_PACKS = 1 << 17
 MAX_IMAGE_PATCHES = 1 << 26
 """Of one image, so that the square of its patches fits int64 many times."""

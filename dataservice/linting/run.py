@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from dataservice.core.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ArchiveError, DataError, StorageError
 from dataservice.linting.findings import Finding, Kind
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 10.0
 """Of one read, and of the decode of one picture."""
-DEFAULT_MAX_PIXELS = 100_000_000
-DEFAULT_MAX_IMAGE_BYTES = 256 * 1024**2
 """As of a run whose config says nothing of `workers.max_image_pixels` and `max_image_bytes`."""
 
 _KINDS: dict[FileKind, Kind] = {"image": "image", "zip": "zip", "tar": "tar", "records": "jsonl"}
@@ -56,8 +55,8 @@ _KINDS: dict[FileKind, Kind] = {"image": "image", "zip": "zip", "tar": "tar", "r
 class Options:
     digest: bool = False
     """Whether findings have the mean colour of pictures and the SHA-256 of members."""
-    max_pixels: int = DEFAULT_MAX_PIXELS
-    max_image_bytes: int = DEFAULT_MAX_IMAGE_BYTES
+    max_pixels: int = MAX_IMAGE_PIXELS
+    max_image_bytes: int = MAX_IMAGE_BYTES
     vision: VisionRules = field(default_factory=VisionRules)
     """What lies under transparent pictures, and whether colour profiles count."""
     read_deadline_s: float = DEADLINE_S
