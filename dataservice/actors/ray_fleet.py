@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.ray_actors import StagerActor, WorkerActor
+from dataservice.actors.worker_memory import ENVIRONMENT
 from dataservice.config import Config, config_to_json
 from dataservice.core.fleet import plan_fleet
 
@@ -147,7 +148,12 @@ class RayFleet:
     def _start_worker(self, node: _Node) -> None:
         worker_id = f"worker-{secrets.token_hex(4)}"
         serving = self._config.serving
-        remote = self._remote(WorkerActor, node, num_cpus=self._config.workers.num_cpus)
+        remote = self._remote(
+            WorkerActor,
+            node,
+            num_cpus=self._config.workers.num_cpus,
+            runtime_env={"env_vars": ENVIRONMENT},
+        )
         handle = remote.remote(
             coordinator=self._endpoint,
             worker_id=worker_id,
@@ -171,12 +177,13 @@ class RayFleet:
             node.node_id, handle, handle.run.remote(), time.monotonic()
         )
 
-    def _remote(self, actor: type, node: _Node, *, num_cpus: float) -> Any:
+    def _remote(self, actor: type, node: _Node, *, num_cpus: float, **more: Any) -> Any:
         options: dict[str, Any] = {
             "num_cpus": num_cpus,
             "max_concurrency": 2,
             "resources": {self._config.workers.resource: SHARE},
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            **more,
         }
         return ray.remote(**options)(actor)
 

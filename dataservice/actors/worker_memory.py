@@ -22,6 +22,10 @@ WATCH_S = 0.1
 SPARE_BYTES = 1 << 30
 """Of the kernel's limit above the bound, at least: it counts what is reserved, such as the stacks
 of threads, and a failed allocation may end up in the wrong thread."""
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
+"""What a worker's process starts with: glibc gives each thread a heap of its own, which fills up
+with holes where threads allocate and free megabytes; with a heap for every one of its threads a
+worker grows for hours (5.6 MB a 1,000 packs, benchmarks/soak_pictures.py), with two it does not."""
 
 
 def resident_bytes() -> int:

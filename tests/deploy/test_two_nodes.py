@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from dataservice.actors.worker_memory import ENVIRONMENT
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.wire.messages import GetStatus
 
@@ -167,6 +168,8 @@ def test_two_nodes_serve_on_loopback_and_leave_nothing(tmp_path: Path) -> None:
         assert len(read.stdout.splitlines()) == 2 * 4 + 1
         processes = run.processes()
         assert outward_ports(processes) == []
+        workers = [p for p in processes if any("WorkerActor" in word for word in p.cmdline())]
+        assert [p.environ().items() >= ENVIRONMENT.items() for p in workers] == [True, True]
         files = files_of(processes)
         assert any(file.is_dir() for file in files)
         run.process.send_signal(signal.SIGTERM)
