@@ -103,8 +103,7 @@ class WorkerActor:
         memory_bytes: int | None,
     ) -> None:
         _log_to_stderr()
-        if memory_bytes is not None:
-            worker_memory.install(memory_bytes)
+        worker_memory.install(memory_bytes)
         host = bind.rpartition(":")[0]
         self._worker = Worker(
             coordinator=coordinator,

@@ -15,6 +15,7 @@ import heapq
 import itertools
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +30,16 @@ _IDLE_CHECK_S = 0.25
 
 def _finished(*_: object) -> Any:
     raise AssertionError("the task has run")
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Frees what the functions that `error` left had in hand: their frames are kept with it, and
+    one of them holds the job that holds the error, so that a whole pack would wait for the garbage
+    collector. The traceback can still be printed."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
 
 
 class Job(Generic[T]):
@@ -97,7 +108,10 @@ class DeadlinePool:
         return job
 
     def result(self, job: Job[T]) -> T:
-        """What `commit` gave, or the exception of the task; DeadlineExceeded if it was given up."""
+        """What `commit` gave, or the exception of the task; DeadlineExceeded if it was given up.
+
+        To be called once for a job.
+        """
         with self._lock:
             while not job._done:
                 next_check_s = self._give_up_overdue()
@@ -105,7 +119,11 @@ class DeadlinePool:
                     job._ended = job._ended or threading.Condition(self._lock)
                     job._ended.wait(next_check_s)
         if job._error is not None:
-            raise job._error
+            error, job._error = job._error, RuntimeError("the task's error was raised before")
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame, and so all that the callers have in hand
         return job._value  # type: ignore[return-value]
 
     def cancel(self, jobs: Iterable[Job[Any]]) -> None:
@@ -155,6 +173,8 @@ class DeadlinePool:
                 job._thread = threading.current_thread()
                 self._running.add(job)
             error = self._execute(job)
+            if error is not None:
+                _forget_locals(error)
             with self._lock:
                 if job._abandoned:
                     self.stuck -= 1
@@ -163,6 +183,7 @@ class DeadlinePool:
                 self.completed += 1
                 self.busy_s += time.monotonic() - job._started
                 self._finish(job, error)
+            del job, error  # a thread that waits for its next task holds nothing of its last
 
     @staticmethod
     def _execute(job: Job[Any]) -> BaseException | None:

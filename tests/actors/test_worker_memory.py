@@ -63,3 +63,18 @@ def test_what_comes_at_once_is_refused_by_the_kernel(size: str) -> None:
         "except MemoryError: print('refused')\n"
     )
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+def test_what_lies_free_between_blocks_in_use_does_not_count() -> None:
+    size = 64 << 10  # of glibc's heap, not mapped for itself
+    done = run(
+        f"worker_memory.install({BOUND})\n"
+        "import time\n"
+        f"blocks = [bytearray({size}) for _ in range(2500)]\n"
+        "kept = blocks[::4]\n"
+        "del blocks\n"
+        f"more = [bytearray({4 * size}) for _ in range(450)]\n"
+        "time.sleep(0.5)\n"
+        "print('fine')\n"
+    )
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,28 @@ def test_a_damaged_picture_becomes_a_hole(data, text, build) -> None:
     again = build(spec, holes=built.new_holes)
     assert same_arrays(again, built) and again.meta == built.meta
     assert again.new_holes == {}
+
+
+@pytest.mark.parametrize("bad", ["picture", "record", "member"])
+def test_a_pack_with_a_hole_is_freed_without_the_garbage_collector(data, text, build, bad) -> None:
+    items = [data.item(5 if bad == "picture" else 1, text), data.item(3, text)]
+    if bad == "record":
+        items[0] = dataclasses.replace(items[0], crc32=5)
+    if bad == "member":
+        images = tuple(dataclasses.replace(i, offset=i.offset + 1) for i in items[0].images)
+        items[0] = dataclasses.replace(items[0], images=images)
+    gc.disable()
+    try:
+        built = build(data.pack(*items))
+        assert built.new_holes
+        pixels = weakref.ref(built.arrays["pixel_values"])
+        del built
+        until = time.monotonic() + LONG_S
+        while pixels() is not None and time.monotonic() < until:
+            time.sleep(0.01)  # a thread of the pool may not have let go of its last task
+        assert pixels() is None
+    finally:
+        gc.enable()
 
 
 def test_a_fallback_is_gray_and_its_sample_keeps_its_labels(data, text, build) -> None:
