@@ -16,7 +16,6 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import socket
@@ -89,6 +88,8 @@ class Segment:
 
     def __init__(self, size_bytes: int) -> None:
         """OSError where the system gives none."""
+        import fcntl  # which not every system has that can run a client
+
         self.size_bytes = size_bytes
         self.fd = os.memfd_create("dataservice-packs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -114,6 +115,8 @@ class Window:
 
     def __init__(self, fd: int) -> None:
         """WireError unless `fd` is memory that cannot shrink. The caller closes `fd`."""
+        import fcntl
+
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             size_bytes = os.fstat(fd).st_size

@@ -45,7 +45,7 @@ from dataservice.wire.segment import read_pack
 
 __all__ = ["LocalClient", "connect"]
 
-CONNECT_S = 1.0
+CONNECT_S = 5.0
 _FD_BYTES = array.array("i").itemsize
 
 Pack = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]

@@ -44,6 +44,8 @@ _LOG = logging.getLogger(__name__)
 BACKLOG = 16
 PAUSE_S = 1.0
 """Before connections are taken again when the process had no descriptor for one."""
+CANCEL_S = 5.0
+"""Longest wait for a cancelled request."""
 
 
 class PackSource(Protocol):
@@ -124,7 +126,7 @@ class LocalServer:
         for connection in list(self._connections):
             connection.close()
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=CANCEL_S)
 
     def forget(self, connection: _Connection) -> None:
         self._connections.discard(connection)
@@ -216,6 +218,9 @@ class _Connection:
         try:
             pack = await self._server.data.whole_pack(request)
             answer, fds = self._placed(pack)
+        except asyncio.CancelledError:
+            self.close()
+            raise
         except Exception as error:
             answer = _failure(error)
         self.task = None
