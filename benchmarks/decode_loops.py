@@ -20,16 +20,19 @@ from PIL import Image
 
 from dataservice.actors.build_queue import Job
 from dataservice.actors.worker import builders
-from dataservice.actors.worker_tools import WorkerTools, frames_of
+from dataservice.actors.worker_tools import WorkerTools, encoded
 from dataservice.config import Config
 from dataservice.core.packspec import TOKEN_BYTES, ImageSpec, ItemSpec, PackSpec
 from dataservice.errors import ImageError
 from dataservice.pipeline.images import DecodeLimits, ImageDecoder
+from dataservice.pipeline.materialize import BuiltPack
 from dataservice.pipeline.specs import image_tokens
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.records import Record, reader_of
+from dataservice.wire.encoded import EncodedPack
 
 WARM_UP_PACKS = 3
+EMPTY = EncodedPack({}, {})
 Decode = Callable[[bytes, ImageSpec], object]
 
 
@@ -114,6 +117,14 @@ def _few(specs: Sequence[PackSpec]) -> Sequence[PackSpec]:
     return sorted(specs[:50], key=lambda spec: spec.num_patches)[-WARM_UP_PACKS:]
 
 
+def sent(built: BuiltPack) -> EncodedPack:
+    """After all has been done to it that is done for a reader on another host."""
+    pack = encoded(built)
+    for _ in pack.frames():
+        pass
+    return pack
+
+
 def worker(config: Config, specs: Sequence[PackSpec], frames: bool = True) -> Work:
     """A worker's queue, builders and pools; with `frames`, packs become what would be sent. Who
     would fetch a pack takes it at once."""
@@ -122,7 +133,7 @@ def worker(config: Config, specs: Sequence[PackSpec], frames: bool = True) -> Wo
 
     def one(job: Job) -> None:
         built = tools.build(job, {})
-        tools.queue.finish(job, frames_of(built) if frames else [])
+        tools.queue.finish(job, sent(built) if frames else EMPTY)
         tools.queue.served(job.pack_id)
 
     for spec in _few(specs):

@@ -70,7 +70,7 @@ def watch_all() -> Watch:
     watch.watch(texts.PackTexts, "_render_all", READ_TEXT)
     watch.watch(TextRenderer, "render_all", TOKENISE)
     watch.watch(materialize, "text_arrays", LAYOUT)
-    watch.watch(decode_loops, "frames_of", ENCODE)
+    watch.watch(decode_loops, "sent", ENCODE)
     watch.watch(images, "decode", DECODE)
     watch.watch(images, "prepare_rows", RESIZE)
     prepare = images.prepare_rows

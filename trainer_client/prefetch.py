@@ -19,12 +19,12 @@ from dataservice.wire.codec import pack_digest
 from dataservice.wire.messages import StepCells
 from trainer_client.batch import MicroBatch, VisionInfo, build_micro_batch
 from trainer_client.device import DeviceCopier
+from trainer_client.fetching import Pack
 from trainer_client.session import (
     PASSING,
     POLL_S,
     Closed,
     Delivered,
-    Pack,
     Patience,
     Reminder,
     Session,

@@ -15,8 +15,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numpy.typing import NDArray
-
 from dataservice.errors import (
     DataServiceError,
     DeadlineExceeded,
@@ -24,8 +22,7 @@ from dataservice.errors import (
     StorageError,
     WireError,
 )
-from dataservice.rpc.client import CoordinatorClient, DataClient
-from dataservice.wire.codec import PackDecoder
+from dataservice.rpc.client import CoordinatorClient
 from dataservice.wire.messages import (
     GetSteps,
     OpenSession,
@@ -37,6 +34,7 @@ from dataservice.wire.messages import (
     StreamPack,
 )
 from trainer_client.batch import VisionInfo, check_pack
+from trainer_client.fetching import Pack, WorkerLink
 
 LOG = logging.getLogger(__name__)
 
@@ -51,9 +49,6 @@ BUILD_WAIT_S = 10.0
 SLOWEST_BYTES_S = 2 << 20
 """A link slower than this is treated as a worker that does not answer."""
 BACKOFF_S = (0.05, 2.0)
-
-Pack = tuple[dict[str, NDArray[Any]], dict[str, Any]]
-
 
 FIRST_REMINDER_S = 5.0
 REMINDER_S = 30.0
@@ -123,7 +118,8 @@ class Delivered:
 class Session:
     """Calls of one rank. `request.wait_s` is filled in; its state says where to start."""
 
-    def __init__(self, endpoint: str, request: OpenSession) -> None:
+    def __init__(self, endpoint: str, request: OpenSession, *, local: bool = True) -> None:
+        """With `local`, packs of workers on this host come through shared memory."""
         self.endpoint = endpoint
         self.request = request
         self.stop = threading.Event()
@@ -132,13 +128,16 @@ class Session:
         self.problem: DataServiceError | None = None
         """The last call's, if it may pass."""
         self.retries = 0
+        self.local_packs = 0
+        """Fetched through shared memory."""
         self.delivered = Delivered(step=0, micro_step=0)
         self._opened: SessionOpened | None = None
+        self._local = local
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._unreported_s = 0.0
         self._coordinator = CoordinatorClient(endpoint)
-        self._workers: dict[str, DataClient] = {}
+        self._workers: dict[str, WorkerLink] = {}
 
     @property
     def opened(self) -> SessionOpened:
@@ -328,7 +327,6 @@ class Session:
 
     def _stream(self, place: PackPlace, pack_length: int, patience: Patience) -> Pack:
         self.check_process()
-        decoder = PackDecoder()
         wait_s = patience.left_s(BUILD_WAIT_S)
         timeout_s = wait_s + GRACE_S + place.size_bytes / SLOWEST_BYTES_S
         request = StreamPack(
@@ -339,25 +337,25 @@ class Session:
         )
         try:
             worker = self._worker(place.endpoint)
-            with worker.stream_pack(request, timeout_s=timeout_s) as frames:
-                for frame in frames:
-                    decoder.feed(frame)
+            (arrays, meta), local = worker.fetch(request, timeout_s=timeout_s)
         except Exception as error:
             if self.stop.is_set():
                 raise Closed from error
             raise
-        arrays, meta = decoder.result()
         if meta.get("pack_id") != place.pack_id:
             raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
         check_pack(arrays, meta, pack_length=pack_length, vision=VisionInfo.of(self.opened))
+        if local:
+            with self._lock:
+                self.local_packs += 1
         return arrays, meta
 
-    def _worker(self, endpoint: str) -> DataClient:
+    def _worker(self, endpoint: str) -> WorkerLink:
         with self._lock:
             if self.stop.is_set():
                 raise Closed
             if endpoint not in self._workers:
-                self._workers[endpoint] = DataClient(endpoint)
+                self._workers[endpoint] = WorkerLink(endpoint, local=self._local)
             return self._workers[endpoint]
 
     def _drop_worker(self, endpoint: str) -> None:

@@ -45,6 +45,8 @@ class StreamStats:
     peak_held_packs: int
     peak_held_bytes: int
     retries: int
+    local_packs: int
+    """That came through shared memory, from workers on this host; those of `get` too."""
 
 
 class PackStream(IterableDataset[MicroBatch]):
@@ -64,6 +66,8 @@ class PackStream(IterableDataset[MicroBatch]):
                         that comes next are always fetched
         timeout_s       how long the trainer may wait for one batch, or for all ranks to open
         digests         adds the SHA-256 of every pack to `batch.meta`
+        local           packs of workers on this host come through shared memory where it can be
+                        had; False: over gRPC, as from other hosts
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class PackStream(IterableDataset[MicroBatch]):
         timeout_s: float = 300.0,
         host: str | None = None,
         digests: bool = False,
+        local: bool = True,
     ) -> None:
         super().__init__()
         sizes = {
@@ -99,7 +104,7 @@ class PackStream(IterableDataset[MicroBatch]):
         self._copier = DeviceCopier(device)
         self._bounds = (prefetch_packs, prefetch_bytes)
         self._timeout_s = timeout_s
-        self._digests = digests
+        self._digests, self._local = digests, local
         self._endpoint = checked_endpoint(endpoint)
         self._request = OpenSession(
             job=job,
@@ -170,7 +175,7 @@ class PackStream(IterableDataset[MicroBatch]):
                     "a PackStream prefetches by itself and cannot be split among DataLoader "
                     "workers; use num_workers=0, or iterate over the stream itself"
                 )
-            session = Session(self._endpoint, self._request)
+            session = Session(self._endpoint, self._request, local=self._local)
             self._session = session
             self._close_at_exit(session, None)
             try:
@@ -259,6 +264,7 @@ class PackStream(IterableDataset[MicroBatch]):
             peak_held_packs=prefetcher.peak_packs if prefetcher else 0,
             peak_held_bytes=prefetcher.peak_bytes if prefetcher else 0,
             retries=session.retries if session else 0,
+            local_packs=session.local_packs if session else 0,
         )
 
     # ---- state ----------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dataservice.core.dispatch import next_to_build
 from dataservice.core.packspec import PackSpec
 from dataservice.errors import DataServiceError
+from dataservice.wire.encoded import EncodedPack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +45,11 @@ class Job:
 @dataclass(slots=True)
 class _Ready:
     job: Job
-    frames: Sequence[bytes]
-    size_bytes: int
+    pack: EncodedPack
+
+    @property
+    def size_bytes(self) -> int:
+        return self.pack.size_bytes
 
 
 class BuildQueue:
@@ -137,12 +141,11 @@ class BuildQueue:
         )
         return None if i is None else jobs[i]
 
-    def finish(self, job: Job, frames: Sequence[bytes]) -> None:
-        size = sum(len(frame) for frame in frames)
+    def finish(self, job: Job, pack: EncodedPack) -> None:
         with self._state:
             self._building.pop(job.pack_id, None)
             if job.session == self._session:
-                self._ready[job.pack_id] = _Ready(job, frames, size)
+                self._ready[job.pack_id] = _Ready(job, pack)
             self._recount()
             self._make_room()
             self._state.notify_all()
@@ -185,14 +188,14 @@ class BuildQueue:
                 for where in (self._waiting, self._building, self._ready, self._served)
             )
 
-    def frames_of(self, pack_id: str) -> Sequence[bytes] | None:
+    def pack_of(self, pack_id: str) -> EncodedPack | None:
         """None while it is not ready; raises the error that its build ended with."""
         with self._state:
             error = self._failed.get(pack_id)
             if error is not None:
                 raise error
             ready = self._ready.get(pack_id) or self._served.get(pack_id)
-            return ready.frames if ready is not None else None
+            return ready.pack if ready is not None else None
 
     def served(self, pack_id: str) -> None:
         """A client has all of it: kept for its peers while there is room."""

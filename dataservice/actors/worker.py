@@ -1,4 +1,5 @@
-"""A worker: builds the packs it is given, in the order of need, and streams them to clients.
+"""A worker: builds the packs it is given, in the order of need, and serves them to clients, over
+gRPC or, on its own host, through shared memory.
 
 Invariants: it owns nothing that another worker could not build again; ready bytes are bounded;
 a hole is decided by the coordinator before the pack that has it may be served; a worker whose lease
@@ -22,7 +23,7 @@ from dataservice.actors.build_queue import Job
 from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Member
 from dataservice.actors.waiting import Changes
 from dataservice.actors.worker_memory import resident_bytes
-from dataservice.actors.worker_tools import IDLE_S, WorkerTools, frames_of
+from dataservice.actors.worker_tools import IDLE_S, WorkerTools, encoded
 from dataservice.config import config_from_json
 from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.errors import (
@@ -35,7 +36,9 @@ from dataservice.errors import (
     StorageTimeout,
 )
 from dataservice.pipeline.images import check_decoders, decoder_fingerprint
+from dataservice.rpc.local_server import LocalServer, start_local_server
 from dataservice.rpc.server import start_server
+from dataservice.wire.encoded import EncodedPack
 from dataservice.wire.messages import (
     Assignment,
     GetAssignment,
@@ -51,6 +54,9 @@ from dataservice.wire.schema import decode
 
 _LOG = logging.getLogger(__name__)
 
+STOP_S = 5.0
+"""That clients have to fetch what they are waiting for when the worker ends."""
+
 
 def builders(decode_threads: int) -> list[tuple[str, bool]]:
     """Name, and whether it builds text-only packs alone, of each builder thread.
@@ -62,7 +68,8 @@ def builders(decode_threads: int) -> list[tuple[str, bool]]:
 
 
 class Worker:
-    """Implements rpc.server.DataService; `run()` serves until drained, stopped or orphaned."""
+    """Implements rpc.server.DataService and rpc.local_server.PackSource; `run()` serves until
+    drained, stopped or orphaned."""
 
     def __init__(
         self,
@@ -97,6 +104,7 @@ class Worker:
         self._stopping = False
         self._retiring = ""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._local: LocalServer | None = None
         self._tools: WorkerTools | None = None
         self._threads: list[threading.Thread] = []
         self._builders: list[threading.Thread] = []
@@ -108,6 +116,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         server = await start_server(data=self, bind=self._bind, insecure=self._insecure)
         self._endpoint = f"{self._advertise or server.host}:{server.port}"
+        self._local = start_local_server(self, self._endpoint)
         try:
             async with aclosing(self._member.answers(self._pull_request)) as answers:
                 async for work in answers:
@@ -118,7 +127,10 @@ class Worker:
                         _LOG.error("a thread of this worker has ended: it ends as well")
                         break
         finally:
-            await server.stop(5.0)
+            stops = [server.stop(STOP_S)]
+            if self._local is not None:
+                stops.append(self._local.stop(STOP_S))
+            await asyncio.gather(*stops)
             await self._member.close()
             if self._tools is not None:
                 self._tools.close()
@@ -201,6 +213,8 @@ class Worker:
     def _take(self, work: Work) -> None:
         queue = self.tools.queue
         self.tools.isolated.close_idle(IDLE_S)
+        if self._local is not None:
+            self._local.close_idle(IDLE_S)
         if work.session != queue.session:
             queue.start_session(work.session)
             self._sequence = 0
@@ -242,7 +256,7 @@ class Worker:
         tools = self.tools
         while (job := tools.queue.take(text_only=text_only)) is not None:
             try:
-                frames = self._build(tools, job)
+                pack = self._build(tools, job)
             except Exception as error:
                 if tools.closed:
                     return
@@ -250,14 +264,14 @@ class Worker:
             else:
                 self._built += 1
                 self._images += sum(item.kept_images for item in job.spec.items)
-                tools.queue.finish(job, frames)
+                tools.queue.finish(job, pack)
 
-    def _build(self, tools: WorkerTools, job: Job) -> list[bytes]:
+    def _build(self, tools: WorkerTools, job: Job) -> EncodedPack:
         holes = job.holes
         while True:
             built = tools.build(job, holes)
             if not built.new_holes:
-                return frames_of(built)
+                return encoded(built)
             # decided by the coordinator before anybody may see the pack: the first report wins
             decided = self._ask(
                 ReportHoles(
@@ -308,15 +322,20 @@ class Worker:
     # ---- serving -----------------------------------------------------------------------------
 
     async def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
+        pack = await self.whole_pack(request)
+        for frame in pack.frames():
+            yield frame
+        self.taken(request, pack)
+
+    async def whole_pack(self, request: StreamPack) -> EncodedPack:
+        """Once it is built; raises what its build, or the wait for it, ended with."""
         tools = self.tools
-        if (padding := tools.padding_frames(request.pack_id)) is not None:
-            for frame in padding:
-                yield frame
-            return
+        if (padding := tools.padding_pack(request.pack_id)) is not None:
+            return padding
         until = time.monotonic() + request.wait_s
         tools.queue.want(request.pack_id)
         try:
-            while (frames := tools.queue.frames_of(request.pack_id)) is None:
+            while (pack := tools.queue.pack_of(request.pack_id)) is None:
                 await self._know(request, until)
                 if not await self._changes.wait(min(until, time.monotonic() + 1.0)):
                     if time.monotonic() >= until:
@@ -326,11 +345,15 @@ class Worker:
                         )
         finally:
             tools.queue.unwant(request.pack_id)
-        for frame in frames:
-            yield frame
-            self._served_bytes += len(frame)
+        return pack
+
+    def taken(self, request: StreamPack, pack: EncodedPack) -> None:
+        """A client has been given all of it."""
+        if self.tools.padding_pack(request.pack_id) is not None:
+            return
         self._served_packs += 1
-        tools.queue.served(request.pack_id)
+        self._served_bytes += pack.size_bytes
+        self.tools.queue.served(request.pack_id)
 
     async def _know(self, request: StreamPack, until: float) -> None:
         """A pack that was not given to this worker (yet) is fetched from the coordinator."""

@@ -25,18 +25,18 @@ from dataservice.pipeline.materialize import BuiltPack, build_pack
 from dataservice.pipeline.pool import BuildPools
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.objects import ShardReader
-from dataservice.storage.zips.methods import crc32
-from dataservice.wire.codec import encode_pack
+from dataservice.wire.encoded import EncodedPack
 
 _LOG = logging.getLogger(__name__)
 
 IDLE_S = 30.0
-"""A decoder process without a suspect picture for so long is ended."""
+"""A decoder process without a suspect picture for so long is ended, and shared memory for a client
+that asks for no pack is given up."""
 
 
-def frames_of(built: BuiltPack) -> list[bytes]:
-    """The pack as it is sent."""
-    return encode_pack(built.arrays, built.meta, crc32=crc32)
+def encoded(built: BuiltPack) -> EncodedPack:
+    """The pack as it is held until somebody fetches it."""
+    return EncodedPack(built.arrays, built.meta)
 
 
 class WorkerTools:
@@ -79,7 +79,7 @@ class WorkerTools:
         plan = self.config.plan
         lengths = {plan.pack_length, *(phase.pack_length or 0 for phase in plan.phases)} - {0}
         self._padding_specs = {padding_id(n): padding_spec(n) for n in lengths}
-        self._padding: dict[str, list[bytes]] = {}
+        self._padding: dict[str, EncodedPack] = {}
         self.closed = False
 
     def build(self, job: Job, holes: dict[str, str]) -> BuiltPack:
@@ -125,11 +125,11 @@ class WorkerTools:
     def stuck_decodes(self) -> int:
         return self.pools.decodes.stuck
 
-    def padding_frames(self, pack_id: str) -> list[bytes] | None:
+    def padding_pack(self, pack_id: str) -> EncodedPack | None:
         """None for what is no padding pack of the plan."""
         if pack_id in self._padding_specs and pack_id not in self._padding:
             built = self._build(self._padding_specs[pack_id], {}, False, (), isolated=False)
-            self._padding[pack_id] = frames_of(built)
+            self._padding[pack_id] = encoded(built)
         return self._padding.get(pack_id)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ _PLAN = PlanSettings(sources=())
 _VISION = VisionRules()
 _BALANCE = BalanceSettings()
 _TEXT = TextSettings()
-WORKER_BYTES = 256 * 1024**2
+WORKER_BYTES = 512 * 1024**2
 """Of memory that a worker takes beside the packs it holds, at least."""
 
 # ---- values --------------------------------------------------------------------------------------

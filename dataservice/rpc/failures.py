@@ -8,6 +8,7 @@ gRPC itself, becomes the error that its status code means.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ import grpc
 from dataservice import errors
 from dataservice.errors import DataError, DataServiceError, WireError
 from dataservice.wire.schema import decode, encode
+
+_LOG = logging.getLogger(__name__)
 
 ERROR_CLASS_KEY = "dataservice-error"
 ERROR_BODY_KEY = "dataservice-error-bin"
@@ -71,6 +74,15 @@ def status_of(error: DataServiceError) -> tuple[grpc.StatusCode, str, Metadata]:
     name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _CLASSES)
     metadata = ((ERROR_CLASS_KEY, name), (ERROR_BODY_KEY, encode(body)))
     return code, cut(str(error), MAX_DETAILS_BYTES), metadata
+
+
+def failure_of(method: str, error: Exception) -> tuple[grpc.StatusCode, str, Metadata]:
+    """As `status_of`, for whatever a service's method raised; what it should not is logged."""
+    if isinstance(error, DataServiceError):
+        return status_of(error)
+    _LOG.error("%s failed", method, exc_info=error)
+    details = f"{method} failed with {type(error).__name__}; the service's log has the rest"
+    return grpc.StatusCode.INTERNAL, details, ()
 
 
 def error_of(

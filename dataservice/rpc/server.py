@@ -26,9 +26,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from dataservice.errors import ConfigError, DataServiceError, WireError
+from dataservice.errors import ConfigError, WireError
 from dataservice.rpc.channel import COORDINATOR_SERVICE, DATA_SERVICE, SERVER_OPTIONS
-from dataservice.rpc.failures import status_of
+from dataservice.rpc.failures import failure_of
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.counting import GetRoots, ReportCounts, Roots
 from dataservice.wire.messages import (
@@ -270,16 +270,10 @@ def _response(response: object) -> bytes:
 async def _failures_answered(method: str, context: Any) -> AsyncIterator[None]:
     try:
         yield
-    except DataServiceError as error:
-        code, details, metadata = status_of(error)
-    except asyncio.CancelledError:
-        raise
     except grpc.aio.InternalError as error:  # a write after the caller left, before gRPC says so
         raise asyncio.CancelledError from error
     except Exception as error:
-        _LOG.exception("%s failed", method)
-        code, metadata = grpc.StatusCode.INTERNAL, ()
-        details = f"{method} failed with {type(error).__name__}; the service's log has the rest"
+        code, details, metadata = failure_of(method, error)
     else:
         return
     await context.abort(code, details, metadata)

@@ -1,4 +1,6 @@
 import threading
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,15 @@ def job(
     )
 
 
+@dataclass
+class Packed:
+    size_bytes: int
+
+
+def packed(size: int) -> Any:
+    return Packed(size)
+
+
 def queue(bound: int = 400) -> BuildQueue:
     made = BuildQueue(ready_bytes_bound=bound, on_change=lambda: None)
     made.start_session(1)
@@ -33,7 +44,7 @@ def queue(bound: int = 400) -> BuildQueue:
 def build(builds: BuildQueue, size: int = 100) -> str:
     taken = builds.take()
     assert taken is not None
-    builds.finish(taken, [b"x" * size])
+    builds.finish(taken, packed(size))
     return taken.pack_id
 
 
@@ -90,7 +101,7 @@ def test_text_only_packs_are_built_while_every_other_builder_has_pictures() -> N
     for _ in range(2):
         made = builds.take(text_only=True)
         assert made is not None
-        builds.finish(made, [b"x" * 10])
+        builds.finish(made, packed(10))
         done.append(made.pack_id)
     assert done == ["text3", "text5"]
     assert taken_or_blocked(builds, text_only=True) is None
@@ -117,8 +128,8 @@ def test_served_packs_stay_for_peers_while_there_is_room() -> None:
         assert build(builds) == f"p{i}"
         builds.unwant(f"p{i}")
         builds.served(f"p{i}")
-    assert builds.frames_of("p0") is None
-    assert builds.frames_of("p2") is not None
+    assert builds.pack_of("p0") is None
+    assert builds.pack_of("p2") is not None
 
 
 def test_a_new_session_drops_everything_even_what_is_being_built() -> None:
@@ -127,8 +138,8 @@ def test_a_new_session_drops_everything_even_what_is_being_built() -> None:
     taken = builds.take()
     assert taken is not None
     builds.start_session(2)
-    builds.finish(taken, [b"x"])
-    assert builds.frames_of("a") is None and not builds.knows("a")
+    builds.finish(taken, packed(1))
+    assert builds.pack_of("a") is None and not builds.knows("a")
     builds.add(job("old", 0, 0, session=1))
     assert not builds.knows("old")
 
@@ -150,10 +161,11 @@ def test_a_failed_build_reaches_the_waiter_and_may_be_given_again() -> None:
     assert taken is not None
     builds.fail(taken, ServiceUnavailable("the disk is gone"))
     with pytest.raises(ServiceUnavailable, match="disk"):
-        builds.frames_of("a")
+        builds.pack_of("a")
     builds.add(job("a", 0, 0))
     assert build(builds) == "a"
-    assert builds.frames_of("a") == [b"x" * 100]
+    ready = builds.pack_of("a")
+    assert ready is not None and ready.size_bytes == 100
 
 
 def test_close_lets_builders_go() -> None:

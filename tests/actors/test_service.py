@@ -69,6 +69,16 @@ def test_every_planned_pack_arrives_once(base: Config, undisturbed: Readers) -> 
     assert all(len(values) == 1 for values in loss.values())
 
 
+def test_shared_memory_and_grpc_bring_the_same_packs(config: Config, undisturbed: Readers) -> None:
+    with LocalService(config, workers=2) as service:
+        remote = read_ranks(
+            service.endpoint, job=JOB, dp_size=2, micro_steps=4, steps=None, local=False
+        )
+    assert remote.local_packs == 0
+    assert undisturbed.local_packs == len(undisturbed.deliveries) > 0
+    assert undisturbed.digests_of_packs() == remote.digests_of_packs()
+
+
 def test_a_lost_worker_costs_nothing_but_time(config: Config, undisturbed: Readers) -> None:
     with LocalService(config, workers=2) as service:
         first = next(iter(service.workers))

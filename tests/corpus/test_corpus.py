@@ -286,6 +286,7 @@ def test_killed_workers_and_a_lost_node_change_nothing(
             steps=STEPS,
             timeout_s=180,
             pause_s=0.2,
+            local=False,  # a kill between two frames takes frames
         )
         done.set()
         thread.join()

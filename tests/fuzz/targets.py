@@ -30,7 +30,8 @@ from dataservice.storage.recordfiles.foreign import HEAD_BYTES, why_no_records
 from dataservice.storage.records import LAYOUTS, RecordReader, parse_record
 from dataservice.storage.sources import RecordFormat
 from dataservice.storage.zips import read_directory
-from dataservice.wire.codec import PackDecoder, encode_pack
+from dataservice.wire.codec import EncodedPack, PackDecoder, encode_pack
+from dataservice.wire.segment import read_pack
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
@@ -138,7 +139,7 @@ def codec(data: bytes) -> None:
         split = 1 + int.from_bytes(data[1:3], "little") % max(len(data), 1)
         body, payload = data[3:split], data[split:]
         seed = zlib.crc32(body)
-        first = struct.pack("<4sIII", b"VDPK", 1, len(body), seed) + body
+        first = struct.pack("<4sIII", b"VDPK", 2, len(body), seed) + body
         crc = zlib.crc32(payload, zlib.crc32((1).to_bytes(4, "little"), seed))
         frames = iter([first, struct.pack("<II", 1, crc) + payload])
     else:
@@ -149,6 +150,21 @@ def codec(data: bytes) -> None:
         for frame in frames:
             decoder.feed(frame)
         arrays, _ = decoder.result()
+    except WireError:
+        return
+    assert sum(array.nbytes for array in arrays.values()) <= 1 << 20
+
+
+def segment(data: bytes) -> None:
+    """The first byte chooses between bytes as they are and a header with the right checksum."""
+    content = data[1:]
+    if data and data[0] % 2:
+        split = 2 + int.from_bytes(data[1:3], "little") % max(len(data), 1)
+        body = data[3:split]
+        first = struct.pack("<4sIII", b"VDPK", 2, len(body), zlib.crc32(body)) + body
+        content = first + bytes(-len(first) % 64) + data[split:]
+    try:
+        arrays, _ = read_pack(np.frombuffer(content, np.uint8), max_bytes=1 << 20)
     except WireError:
         return
     assert sum(array.nbytes for array in arrays.values()) <= 1 << 20
@@ -199,6 +215,13 @@ def _journal() -> bytes:
     return path.read_bytes()
 
 
+def _segment() -> bytes:
+    pack = EncodedPack({"a": np.arange(400, dtype=np.int32), "b": np.zeros(9, np.uint8)}, {"k": 1})
+    place = np.zeros(pack.segment_bytes, np.uint8)
+    pack.write_into(place)
+    return place.tobytes()
+
+
 _TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A bus."}]
 _RECORDS: list[object] = [
     {"id": "7", "image": "coco/1.jpg", "conversations": _TURNS},
@@ -213,7 +236,7 @@ _RECORDS: list[object] = [
 _LINES = [json.dumps(record).encode() for record in _RECORDS]
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (zips, jsonl, records, codec, journal)
+    target.__name__: target for target in (zips, jsonl, records, codec, segment, journal)
 }
 SEEDS: dict[str, list[bytes]] = {
     "zips": [_zip(ZIP_STORED), _zip(ZIP_DEFLATED)],
@@ -227,5 +250,6 @@ SEEDS: dict[str, list[bytes]] = {
         b"\0\xff\xff" + b"".join(encode_pack({"a": np.arange(4, dtype=np.int32)}, {"k": 1})),
         b"\1\x20\0" + msgpack.packb({"arrays": [], "frames": 0, "meta": b"\x80"}),
     ],
+    "segment": [b"\0" + _segment()],
     "journal": [b"\0" + _journal(), b"\1" + msgpack.packb({"kind": "hole"})],
 }

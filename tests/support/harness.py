@@ -56,6 +56,8 @@ class Readers:
     deliveries: list[Delivery] = field(default_factory=list)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     waited_s: float = 0.0
+    local_packs: int = 0
+    """That came through shared memory, of ranks that came to their end."""
 
     def packs_of_step(self) -> dict[int, list[str]]:
         """Sorted pack ids by step."""
@@ -84,6 +86,7 @@ def read_ranks(
     pause_s: float = 0.0,
     timeout_s: float = 120.0,
     prefetch_packs: int = 4,
+    local: bool = True,
 ) -> Readers:
     """Runs all ranks in threads for `steps` steps (None: to the end); raises what a rank raised."""
     readers = Readers()
@@ -103,6 +106,7 @@ def read_ranks(
                 prefetch_packs=prefetch_packs,
                 timeout_s=timeout_s,
                 digests=True,
+                local=local,
             ) as stream:
                 if states is not None:
                     stream.load_state_dict(states[rank])
@@ -134,6 +138,7 @@ def read_ranks(
                         time.sleep(pause_s)
                 with lock:
                     readers.states[rank] = stream.state_dict()
+                    readers.local_packs += stream.stats().local_packs
         except BaseException as error:
             errors.append(error)
 

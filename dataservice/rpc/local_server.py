@@ -1,0 +1,260 @@
+"""The worker's end of the shared-memory path of its host (rpc.local), in its event loop.
+
+Invariants:
+- one request of a connection is worked on at a time; a connection that says anything but a request,
+  or says it too early, is closed; one that goes away takes its request with it;
+- a failure is answered as gRPC would answer it (rpc.failures);
+- nothing waits for a reader: an answer that the socket does not take at once closes it;
+- connections are bounded, and so is the memory of their segments together: past that, and after a
+  time without use, a segment is given up, and its connection gets a new one when it asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from dataservice.errors import ServiceUnavailable, WireError
+from dataservice.rpc.failures import ERROR_BODY_KEY, ERROR_CLASS_KEY, failure_of
+from dataservice.rpc.local import (
+    HELLO,
+    MAX_CONNECTIONS,
+    MAX_MESSAGE_BYTES,
+    MAX_SEGMENT_BYTES,
+    Answer,
+    Segment,
+    address_of,
+    new_socket,
+    roomy,
+    same_user,
+)
+from dataservice.wire.encoded import EncodedPack
+from dataservice.wire.messages import StreamPack
+from dataservice.wire.schema import decode, encode
+
+__all__ = ["LocalServer", "PackSource", "start_local_server"]
+
+_LOG = logging.getLogger(__name__)
+
+BACKLOG = 16
+PAUSE_S = 1.0
+"""Before connections are taken again when the process had no descriptor for one."""
+CANCEL_S = 5.0
+"""Longest wait for a cancelled request."""
+
+
+class PackSource(Protocol):
+    """What a worker answers."""
+
+    async def whole_pack(self, request: StreamPack) -> EncodedPack:
+        """Cancelled when the client goes away."""
+        ...
+
+    def taken(self, request: StreamPack, pack: EncodedPack) -> None:
+        """The client has been given all of it."""
+        ...
+
+
+def start_local_server(data: PackSource, endpoint: str) -> LocalServer | None:
+    """Listens for the clients of this host that know the worker by `endpoint`; None where that is
+    not to be had, which is no loss but of speed. In the event loop that is to serve."""
+    try:
+        listener = new_socket()
+        try:
+            listener.setblocking(False)
+            listener.bind(address_of(endpoint))
+            listener.listen(BACKLOG)
+            Segment(roomy(1)).close()
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        _LOG.info("%s serves no packs through shared memory: %s", endpoint, error)
+        return None
+    return LocalServer(data, listener)
+
+
+class LocalServer:
+    """Made by `start_local_server`; for one event loop."""
+
+    def __init__(self, data: PackSource, listener: socket.socket) -> None:
+        self.data = data
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[_Connection] = set()
+        self.stopped = False
+        self._listen()
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def segment_bytes(self) -> int:
+        return sum(connection.segment_bytes for connection in self._connections)
+
+    def close_idle(self, idle_s: float) -> None:
+        """Gives up the segments that nobody has asked for since."""
+        for connection in self._connections:
+            if time.monotonic() - connection.used_at >= idle_s:
+                connection.drop_segment()
+
+    def make_room(self, size_bytes: int) -> None:
+        """Gives up segments, the longest unused first, until one of `size_bytes` is in bounds."""
+        for connection in sorted(self._connections, key=lambda one: one.used_at):
+            if self.segment_bytes + size_bytes <= MAX_SEGMENT_BYTES:
+                break
+            connection.drop_segment()
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more connections, gives requests `grace_s` to end, ends the rest; idempotent."""
+        if not self.stopped:
+            self.stopped = True
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        tasks = [one.task for one in self._connections if one.task is not None]
+        for connection in list(self._connections):
+            if connection.task is None:
+                connection.close()
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for connection in list(self._connections):
+            connection.close()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+
+    def forget(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+    def _listen(self) -> None:
+        if not self.stopped:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            _LOG.warning("no connection through shared memory for %g s: %s", PAUSE_S, error)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(PAUSE_S, self._listen)
+            return
+        try:
+            sock.setblocking(False)
+            if len(self._connections) >= MAX_CONNECTIONS or not same_user(sock):
+                sock.close()
+                return
+            sock.send(HELLO)
+        except OSError:
+            sock.close()
+            return
+        self._connections.add(_Connection(self, self._loop, sock))
+
+
+class _Connection:
+    """Owns its socket, its segment and the task of the request that is worked on."""
+
+    def __init__(
+        self, server: LocalServer, loop: asyncio.AbstractEventLoop, sock: socket.socket
+    ) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.used_at = time.monotonic()
+        self._server = server
+        self._loop = loop
+        self._socket = sock
+        self._segment: Segment | None = None
+        self._closed = False
+        loop.add_reader(sock, self._readable)
+
+    @property
+    def segment_bytes(self) -> int:
+        return 0 if self._segment is None else self._segment.size_bytes
+
+    def drop_segment(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+
+    def close(self) -> None:
+        """Idempotent; the task of a request ends a moment later."""
+        if self._closed:
+            return
+        self._closed = True
+        self._server.forget(self)
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self.drop_segment()
+        if self.task is not None:
+            self.task.cancel()
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(MAX_MESSAGE_BYTES + 1)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data or (self._server.stopped and self.task is None):
+            self.close()
+            return
+        try:
+            if self.task is not None:
+                raise WireError("StreamPack: before the answer to the last one")
+            request = decode(StreamPack, data, max_bytes=MAX_MESSAGE_BYTES)
+        except WireError as error:
+            _LOG.warning("a client on this host is turned away: %s", error)
+            self.close()
+            return
+        self.task = self._loop.create_task(self._answer(request))
+
+    async def _answer(self, request: StreamPack) -> None:
+        fds: Sequence[int] = ()
+        try:
+            pack = await self._server.data.whole_pack(request)
+            answer, fds = self._placed(pack)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        except Exception as error:
+            answer = _failure(error)
+        self.task = None
+        try:
+            socket.send_fds(self._socket, [encode(answer)], fds)
+        except OSError as error:
+            _LOG.info("a client on this host went away: %s", error)
+            self.close()
+            return
+        if not answer.code:
+            self._server.data.taken(request, pack)
+
+    def _placed(self, pack: EncodedPack) -> tuple[Answer, Sequence[int]]:
+        """The pack is in the segment then; the descriptors that the client has not got yet."""
+        size_bytes, fds = pack.segment_bytes, []
+        self.used_at = time.monotonic()
+        if self._segment is None or self._segment.size_bytes < size_bytes:
+            self.drop_segment()
+            self._server.make_room(roomy(size_bytes))
+            try:
+                self._segment = Segment(roomy(size_bytes))
+            except OSError as error:
+                raise ServiceUnavailable(f"no shared memory for a pack: {error}") from error
+            fds.append(self._segment.fd)
+        self._segment.write(pack)
+        return Answer(size_bytes=size_bytes), fds
+
+
+def _failure(error: Exception) -> Answer:
+    code, details, metadata = failure_of("StreamPack", error)
+    answer = Answer(code=code.name, details=details)
+    for key, value in metadata:
+        if key == ERROR_CLASS_KEY:
+            answer = replace(answer, error=str(value))
+        elif key == ERROR_BODY_KEY and isinstance(value, bytes):
+            answer = replace(answer, body=value)
+    return answer

@@ -1,0 +1,76 @@
+"""One worker as a trainer sees it: through shared memory on its own host, over gRPC elsewhere.
+
+Invariants: which way is found out once, by the first fetch; a pack is whole and checked either way;
+what fails is raised as it is, and the caller drops the worker; safe across threads, of which one at
+a time has the shared memory, and the others gRPC.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dataservice.errors import ServiceUnavailable
+from dataservice.rpc import local_client
+from dataservice.rpc.client import DataClient
+from dataservice.rpc.local_client import LocalClient
+from dataservice.wire.codec import PackDecoder
+from dataservice.wire.messages import StreamPack
+
+Pack = tuple[dict[str, NDArray[Any]], dict[str, Any]]
+
+
+class WorkerLink:
+    """Both connections, each made when it is needed."""
+
+    def __init__(self, endpoint: str, *, local: bool) -> None:
+        """Without `local`, gRPC alone."""
+        self.endpoint = endpoint
+        self._connecting = threading.Lock()
+        self._guard = threading.Lock()
+        self._untried = local
+        self._local: LocalClient | None = None
+        self._remote: DataClient | None = None
+        self._closed = False
+
+    def fetch(self, request: StreamPack, *, timeout_s: float) -> tuple[Pack, bool]:
+        """The pack, and whether it came through shared memory."""
+        local = self._local_client()
+        if local is not None:
+            pack = local.fetch(request, timeout_s)
+            if pack is not None:
+                return pack, True
+        decoder = PackDecoder()
+        with self._remote_client().stream_pack(request, timeout_s=timeout_s) as frames:
+            for frame in frames:
+                decoder.feed(frame)
+        return decoder.result(), False
+
+    def _local_client(self) -> LocalClient | None:
+        with self._connecting:
+            if self._untried:
+                self._untried = False
+                client = local_client.connect(self.endpoint)
+                with self._guard:
+                    self._local, closed = client, self._closed
+                if closed and client is not None:
+                    client.close()
+            return self._local
+
+    def _remote_client(self) -> DataClient:
+        with self._guard:
+            if self._closed:
+                raise ServiceUnavailable(f"the connection to {self.endpoint} is closed")
+            if self._remote is None:
+                self._remote = DataClient(self.endpoint)
+            return self._remote
+
+    def close(self) -> None:
+        """Ends what is under way; idempotent, from any thread."""
+        with self._guard:
+            self._closed = True
+            clients = [client for client in (self._local, self._remote) if client is not None]
+        for client in clients:
+            client.close()
