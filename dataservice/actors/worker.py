@@ -255,16 +255,18 @@ class Worker:
     def _build_loop(self, text_only: bool) -> None:
         tools = self.tools
         while (job := tools.queue.take(text_only=text_only)) is not None:
-            try:
-                pack = self._build(tools, job)
-            except Exception as error:
-                if tools.closed:
-                    return
+            self._build_one(tools, job)  # whose pack is not held here until the next one
+
+    def _build_one(self, tools: WorkerTools, job: Job) -> None:
+        try:
+            pack = self._build(tools, job)
+        except Exception as error:
+            if not tools.closed:
                 self._build_failed(tools, job, error)
-            else:
-                self._built += 1
-                self._images += sum(item.kept_images for item in job.spec.items)
-                tools.queue.finish(job, pack)
+            return
+        self._built += 1
+        self._images += sum(item.kept_images for item in job.spec.items)
+        tools.queue.finish(job, pack)
 
     def _build(self, tools: WorkerTools, job: Job) -> EncodedPack:
         holes = job.holes
