@@ -5,8 +5,6 @@ Invariants: the placement never changes once made; only the worker of a pack may
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from dataservice.actors.holes import parts_of
@@ -44,7 +42,9 @@ class ActiveStep:
         self.order = np.lexsort((np.arange(num_packs), self.dp_rank, self.micro_step))
         """Packs by (micro-step, rank): the order of need."""
         cell = self.micro_step[self.order] * grid.dp_size + self.dp_rank[self.order]
-        self._cell_starts = np.searchsorted(cell, np.arange(grid.dp_size * grid.micro_steps + 1))
+        starts = np.searchsorted(cell, np.arange(grid.dp_size * grid.micro_steps + 1))
+        self._in_order: list[int] = self.order.tolist()
+        self._cell_starts: list[int] = starts.tolist()
         images = np.zeros((grid.micro_steps, grid.dp_size), dtype=np.int64)
         np.add.at(images, (self.micro_step, self.dp_rank), self.num_images)
         self._images = images
@@ -82,10 +82,9 @@ class ActiveStep:
                 return image.member, spec.shards[image.shard].name
         return "", ""
 
-    def packs_of_cell(self, micro_step: int, dp_rank: int) -> Iterator[int]:
+    def packs_of_cell(self, micro_step: int, dp_rank: int) -> list[int]:
         cell = micro_step * self.grid.dp_size + dp_rank
-        for i in self.order[self._cell_starts[cell] : self._cell_starts[cell + 1]]:
-            yield int(i)
+        return self._in_order[self._cell_starts[cell] : self._cell_starts[cell + 1]]
 
     def cells_of(self, dp_rank: int, endpoints: dict[str, str]) -> StepCells | None:
         """None while a pack of this rank has no live worker. `endpoints`: worker id -> endpoint."""

@@ -241,7 +241,6 @@ class WorkDesk:
             self._retire(seat, request.retiring)
         self._counting.held(seat, request)
         until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
-        known_held: int | None = None
         while True:
             session = self._shared.session
             generation = session.generation if session is not None else 0
@@ -249,10 +248,9 @@ class WorkDesk:
             work = self._work_for(seat, request.after_sequence, session)
             count = self._counting.give(seat)
             drained = seat.draining and not self._outstanding(seat)
-            news = work or count or drained or generation != request.session
-            if news or known_held not in (None, held_step):
+            if work or count or drained or generation != request.session:
                 break
-            known_held = held_step
+            # a step that is over is no news: what it held can be let go with the next answer
             if not await self._shared.changes.wait(until):
                 break
             self._shared.registry.worker(request.worker_id, request.lease)

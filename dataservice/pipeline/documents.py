@@ -37,6 +37,9 @@ def document_keys(spec: PackSpec, documents: Documents) -> list[str]:
     """By document: the key of its item's piece, or of the part of it that the document is."""
     keys = []
     for item, parts in zip(spec.items, documents, strict=True):
+        if len(parts) == 1:
+            keys.append(item.piece_key)
+            continue
         keys += [replace(item, start=start, stop=stop).piece_key for start, stop in parts]
     return keys
 

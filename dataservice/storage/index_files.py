@@ -40,17 +40,21 @@ class IndexTables:
         self._blocks: KeptBlocks = LRUCache(_KEPT_NAME_BLOCKS)
 
     def columns(self, file: TableFile, names: Sequence[str]) -> dict[str, Column]:
-        path = os.path.join(self._index_dir, file.name)
         return self._tables.get(
-            file.name, lambda: Table(path, names, size_bytes=file.size_bytes)
+            file.name,
+            lambda: Table(self._path(file), names, size_bytes=file.size_bytes),
         ).columns
 
     def names(self, file: TableFile, num_names: int) -> NameBlocks:
-        path = os.path.join(self._index_dir, file.name)
         return self._names.get(
             file.name,
-            lambda: NameBlocks(path, num_names, size_bytes=file.size_bytes, kept=self._blocks),
+            lambda: NameBlocks(
+                self._path(file), num_names, size_bytes=file.size_bytes, kept=self._blocks
+            ),
         )
+
+    def _path(self, file: TableFile) -> str:
+        return os.path.join(self._index_dir, file.name)
 
 
 class IndexArchive:

@@ -11,6 +11,7 @@ import pytest
 from actors.bench import DIGEST, NUM_LANES, Bench, cursor_at, on_bench
 
 from dataservice.actors import work_desk
+from dataservice.actors.plan_messages import PlannedStep, StepRequest
 from dataservice.config import Config
 from dataservice.errors import (
     ConfigError,
@@ -60,6 +61,37 @@ def test_a_peer_that_is_a_step_behind_still_gets_its_packs(config: Config, tmp_p
         assert behind.step == 1
         with pytest.raises(ConfigError, match="step 0 is over"):
             await bench.steps(session, 0, done=0)
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_step_that_is_over_is_told_with_new_work(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run")).session
+        for step in range(3):
+            await bench.one(session, step, done=step)
+        await asyncio.sleep(0.05)  # until all steps are planned that may be
+        before = await bench.pull("w0", session)
+        last = max(a.sequence for a in before.assignments)
+        planned, plan = asyncio.Event(), bench.planner.step
+
+        async def later(request: StepRequest) -> PlannedStep:
+            await planned.wait()
+            return await plan(request)
+
+        monkeypatch.setattr(bench.planner, "step", later)
+        waits = asyncio.ensure_future(bench.pull("w0", session, after=last))
+        await asyncio.sleep(0)
+        await bench.one(session, 3, done=3)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        planned.set()
+        work = await waits
+        assert work.held_step > before.held_step
+        assert work.assignments
 
     on_bench(config, tmp_path / "state", check)
 

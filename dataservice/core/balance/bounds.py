@@ -93,9 +93,8 @@ def end_of_rows(cells: Ints) -> int:
     rising = np.sort(cells, axis=1)
     t = np.arange(1, cells.shape[1] + 1)
     all_low = rising.sum(axis=0).cumsum()
-    shared = max(
-        int(_means(all_low - row.cumsum() + row[::-1].cumsum(), t).max()) for row in rising
-    )
+    held = all_low - rising.cumsum(axis=1) + rising[:, ::-1].cumsum(axis=1)
+    shared = int(_means(held, t).max())
     least = rising[:, :1].copy()
     np.subtract(rising, least, out=rising)
     above = end(rising.ravel(), cells.shape[1], len(cells))
@@ -104,16 +103,16 @@ def end_of_rows(cells: Ints) -> int:
 
 def moved(homes: Ints, nodes: int, room: int) -> int:
     """Packs that cannot stay at home when every row of `homes` has `room` places on each node."""
-    excess = 0
-    for row in homes:
-        counts = np.bincount(row[row >= 0], minlength=nodes)
-        excess += int(np.maximum(counts - room, 0).sum())
-    return excess
+    rows, _ = at = np.nonzero(homes >= 0)
+    counts = np.bincount(rows * nodes + homes[at], minlength=len(homes) * nodes)
+    return int(np.maximum(counts - room, 0).sum())
 
 
 def moved_bytes(homes: Ints, size_bytes: Ints, nodes: int, room: int) -> int:
     """Bytes of those packs at least: the smallest of each row and home."""
     least = 0
+    if not (homes >= 0).any():
+        return least
     for row, sizes in zip(homes, size_bytes, strict=True):
         rising = np.lexsort((sizes, row))
         sums = _sums(sizes[rising])

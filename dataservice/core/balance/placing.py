@@ -76,7 +76,10 @@ def _best(groupings: Iterable[Ints], packs: Packs, step: Step) -> tuple[Ints, in
 def place_rows(step: Step, tolerance: Fraction) -> Ints:
     """[micro-step, rank, packs per cell] pack numbers."""
     packs = Packs(cost=step.cost, home=step.home, kind=step.kinds())
-    content, _ = _best(blocks(step), packs, step)
+    groupings = blocks(step)
+    content = next(groupings) if step.per_cell == 1 else _best(groupings, packs, step)[0]
+    if step.ranks == 1:  # only the order of its micro-steps is open
+        return content[np.argsort(step.cost[content].sum(axis=(1, 2)), kind="stable")]
     nodes = step.ranks // step.per_node
     least = bounds.moved(
         step.home[content.reshape(step.steps, -1)], nodes, step.per_node * step.per_cell
@@ -111,9 +114,10 @@ def _starts(
     rising = spread[::-1].copy()
     small = len(step.cost) <= _SMALL
     near_home = False
-    for share in () if not tolerance else (1, 2, 4, 8) if small else (2,):
+    homed = bool((step.home >= 0).any())
+    for share in _shares(tolerance, small=small, homed=homed):
         placed = _placed(content, cells, step, tolerance)
-        _deal_near_home(placed, packs, content, cells, spread, first, share)
+        _deal_near_home(placed, packs, content, cells, spread, first, share, homed=homed)
         if int(placed.total.max()) > limit:
             _even_rows(placed, limit, step.budget)
         if int(placed.total.max()) <= limit:
@@ -125,13 +129,21 @@ def _starts(
         yield _placed(content, cells, step, tolerance), rising, limit
 
 
+def _shares(tolerance: Fraction, *, small: bool, homed: bool) -> tuple[int, ...]:
+    """To deal near home with; where no pack has a home all of them give the same placement."""
+    if not tolerance:
+        return ()
+    return (1, 2, 4, 8) if small and homed else (2,)
+
+
 def _placed(content: Ints, cells: Ints, step: Step, tolerance: Fraction) -> Placed:
-    peaks = [int(peak) for peak in cells.max(axis=1)]
+    peaks = cells.max(axis=1).tolist()
+    over, whole = tolerance.numerator, tolerance.denominator
     return Placed(
         place=content.reshape(step.steps, -1).copy(),
         cells=cells.copy(),
         total=cells.sum(axis=0),
-        cap=np.array([min(p + math.floor(p * tolerance), 2**62) for p in peaks], dtype=np.int64),
+        cap=np.array([min(p + p * over // whole, 2**62) for p in peaks], dtype=np.int64),
         low=step.cost[content].min(axis=(1, 2)),
         per_cell=step.per_cell,
         per_node=step.per_node,
@@ -180,10 +192,19 @@ def _even_rows(placed: Placed, limit: int, budget: int) -> None:
 
 
 def _deal_near_home(
-    placed: Placed, packs: Packs, content: Ints, cells: Ints, rows: Ints, first: Ints, share: int
+    placed: Placed,
+    packs: Packs,
+    content: Ints,
+    cells: Ints,
+    rows: Ints,
+    first: Ints,
+    share: int,
+    *,
+    homed: bool,
 ) -> None:
     """`_deal` into `placed`, each row's packs brought home at once as long as no total exceeds the
-    mean by more than the spread of the next row divided by `share`, which can make up for it."""
+    mean by more than the spread of the next row divided by `share`, which can make up for it.
+    `homed`: whether any pack has a home."""
     placed.total[:] = 0
     for i, row in enumerate(rows.tolist()):
         column = first
@@ -193,7 +214,7 @@ def _deal_near_home(
         placed.place[row] = content[row, column].ravel()
         placed.cells[row] = cells[row, column]
         placed.total[:] += placed.cells[row]
-        if i and i + 1 < len(rows):
+        if homed and i and i + 1 < len(rows):
             next_row = cells[rows[i + 1]]
             spare = (int(next_row.max()) - int(next_row.min())) // share
             mean = int(placed.total.sum()) // len(first)

@@ -7,6 +7,8 @@ present, else in numpy with equal results and little scratch memory.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,11 +28,37 @@ def over(raster: Raster, background: tuple[int, int, int]) -> Pixels:
     if not raster.has_alpha and samples.shape[2] >= 3:
         return samples
     out = samples if fits else np.empty((*samples.shape[:2], 4), np.uint8)
-    if raster.has_alpha:
+    if raster.has_alpha and fits and _BY_WORD:
+        _blend_words(samples.view(np.uint32), *background)
+    elif raster.has_alpha:
         _blend(samples, np.array(background, np.uint8), out)
     else:
         np.multiply(samples, _GRAY_TO_RGB, out=out.view(np.uint32), dtype=np.uint32)
     return out
+
+
+@compiled
+def _blend_words(words: NDArray[np.uint32], red: int, green: int, blue: int) -> None:
+    """In place: words [H, W, 1] of red, green, blue and alpha, from the lowest byte on. Without a
+    branch, and in 32 bits at each step, so that a step is taken for many pixels at a time."""
+    one, two, three = np.uint32(red), np.uint32(green), np.uint32(blue)
+    for y in range(words.shape[0]):
+        for x in range(words.shape[1]):
+            word = words[y, x, 0]
+            alpha = np.uint32(word >> np.uint32(24))
+            first = _mixed(np.uint32(word & np.uint32(255)), one, alpha)
+            second = _mixed(np.uint32(word >> np.uint32(8) & np.uint32(255)), two, alpha)
+            third = _mixed(np.uint32(word >> np.uint32(16) & np.uint32(255)), three, alpha)
+            words[y, x, 0] = (
+                first | second << np.uint32(8) | third << np.uint32(16) | alpha << np.uint32(24)
+            )
+
+
+@compiled
+def _mixed(colour: np.uint32, under: np.uint32, alpha: np.uint32) -> np.uint32:
+    clear = np.uint32(under * np.uint32(np.uint32(255) - alpha))
+    mixed = np.uint32(np.uint32(np.uint32(colour * alpha) + clear) + np.uint32(128))
+    return np.uint32(np.uint32(np.uint32(mixed >> np.uint32(8)) + mixed) >> np.uint32(8))
 
 
 @compiled
@@ -59,4 +87,5 @@ def _blend_strips(samples: NDArray[np.uint8], under: NDArray[np.uint8], out: Pix
         out[rows, :, :3] = ((mixed >> 8) + mixed) >> 8
 
 
+_BY_WORD = has_compiler() and sys.byteorder == "little"
 _blend = _blend_loop if has_compiler() else _blend_strips

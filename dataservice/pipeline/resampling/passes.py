@@ -8,6 +8,7 @@ before it makes it narrower, both passes are done in the first half.
 from __future__ import annotations
 
 import importlib
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from dataservice.pipeline.resampling.weights import weights
 _form: Any = portable
 if has_compiler():
     _form = importlib.import_module("dataservice.pipeline.resampling.kernels")
+_FLOATS = struct.Struct("4f")
+"""Sides of a box are rounded to what they are in Pillow."""
 _LEAST_PLACED = 16
 """Columns of a picture that the compiled form takes as it is."""
 _DOWN_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
@@ -81,7 +84,7 @@ def _checked(pixels: Pixels, box: Box | None) -> Box:
         raise ValueError(f"pixels {pixels.dtype} {pixels.shape}: not uint8 [H, W, 3 or 4] in rows")
     if box is None:
         return (0.0, 0.0, float(width), float(height))
-    left, upper, right, lower = (float(np.float32(side)) for side in box)
+    left, upper, right, lower = _FLOATS.unpack(_FLOATS.pack(*box))
     if not (0 <= left < right <= width and 0 <= upper < lower <= height):
         raise ValueError(f"box {box}: not a region of a picture of {width}x{height} pixels")
     return (left, upper, right, lower)

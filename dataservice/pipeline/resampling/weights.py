@@ -33,16 +33,10 @@ class Weights:
     count: NDArray[np.int32]
     factors: NDArray[np.int32]
     """[n, most taps], times 2**PLACES; zero from `count` on."""
-
-    @property
-    def start(self) -> int:
-        """The first source pixel that counts."""
-        return int(self.first.min())
-
-    @property
-    def stop(self) -> int:
-        """One past the last one."""
-        return int((self.first + self.count).max())
+    start: int
+    """The first source pixel that counts."""
+    stop: int
+    """One past the last one."""
 
 
 def weights(source: int, low: float, high: float, target: int) -> Weights:
@@ -92,4 +86,10 @@ def _read_only(
 ) -> Weights:
     for array in (first, count, factors):
         array.flags.writeable = False
-    return Weights(first=first, count=count, factors=factors)
+    return Weights(
+        first=first,
+        count=count,
+        factors=factors,
+        start=int(first.min()),
+        stop=int((first + count).max()),
+    )
