@@ -58,6 +58,8 @@ class _Runner:
         self._running.cancel()
         self._thread.run(asyncio.sleep(0.05))
         self._thread.close()
+        if isinstance(self.actor, Worker) and self.actor._tools is not None:
+            self.actor._tools.close()  # a kill leaves no threads either
 
 
 class LocalService:
