@@ -8,12 +8,14 @@ picture; packs already fetched are kept only while there is room.
 
 from __future__ import annotations
 
+import itertools
 import threading
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dataservice.core.dispatch import next_to_build
+from dataservice.core.dispatch import Candidate, next_to_build
 from dataservice.core.packspec import PackSpec
 from dataservice.errors import DataServiceError
 from dataservice.wire.encoded import EncodedPack
@@ -64,6 +66,9 @@ class BuildQueue:
         self._ranks: set[int] = set()
         """Those it has been given packs for since the session began."""
         self._waiting: dict[str, Job] = {}
+        self._order: list[tuple[tuple[int, int, int], int, str]] = []
+        """Of those that wait, in the order of need: need, number of arrival, pack id."""
+        self._arrivals = itertools.count()
         self._wanted: dict[str, int] = {}
         self._building: dict[str, Job] = {}
         self._ready: dict[str, _Ready] = {}
@@ -82,6 +87,7 @@ class BuildQueue:
             self._session = session
             self._ranks.clear()
             self._waiting.clear()
+            self._order.clear()
             self._wanted.clear()
             self._ready.clear()
             self._served.clear()
@@ -97,15 +103,18 @@ class BuildQueue:
                 if job.session != self._session or known or job.pack_id in self._served:
                     continue
                 self._failed.pop(job.pack_id, None)
+                if job.pack_id in self._waiting:
+                    self._leave(job.pack_id)
                 self._waiting[job.pack_id] = job
+                insort(self._order, (job.need, next(self._arrivals), job.pack_id))
                 self._ranks.add(job.dp_rank)
             self._state.notify_all()
 
     def forget_before(self, step: int) -> None:
         """Packs of earlier steps are needed by nobody."""
         with self._state:
-            for pack_id in [p for p, job in self._waiting.items() if job.need[0] < step]:
-                del self._waiting[pack_id]
+            while self._order and self._order[0][0][0] < step:
+                self._leave(self._order[0][2])
             for pack_id in [p for p, r in self._ready.items() if r.job.need[0] < step]:
                 del self._ready[pack_id]
             for pack_id in [p for p, r in self._served.items() if r.job.need[0] < step]:
@@ -121,7 +130,7 @@ class BuildQueue:
             while not self._closed:
                 job = self._choose(text_only)
                 if job is not None:
-                    del self._waiting[job.pack_id]
+                    self._leave(job.pack_id)
                     self._building[job.pack_id] = job
                     self._recount()
                     return job
@@ -129,17 +138,30 @@ class BuildQueue:
             return None
 
     def _choose(self, text_only: bool) -> Job | None:
-        jobs = list(self._waiting.values())
+        jobs = (self._waiting[pack_id] for _, _, pack_id in self._order)
         i = next_to_build(
-            [job.need for job in jobs],
-            [job.size_bytes for job in jobs],
+            (
+                Candidate(
+                    dp_rank=job.dp_rank,
+                    size_bytes=job.size_bytes,
+                    asked=job.pack_id in self._wanted,
+                    usable=job.text_only or not text_only,
+                )
+                for job in jobs
+            ),
             self._held,
             ready_bytes_bound=self._bound,
             num_ranks=len(self._ranks),
-            asked={i for i, job in enumerate(jobs) if job.pack_id in self._wanted},
-            among={i for i, job in enumerate(jobs) if job.text_only} if text_only else None,
         )
-        return None if i is None else jobs[i]
+        return None if i is None else self._waiting[self._order[i][2]]
+
+    def _leave(self, pack_id: str) -> None:
+        """It waits no longer."""
+        need = self._waiting.pop(pack_id).need
+        at = bisect_left(self._order, (need, -1, ""))
+        while self._order[at][2] != pack_id:
+            at += 1
+        del self._order[at]
 
     def finish(self, job: Job, pack: EncodedPack) -> None:
         with self._state:

@@ -6,7 +6,8 @@ so that a client talks to as few workers as it can while every worker gets an eq
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 
 def worker_slot(dp_rank: int, micro_step: int, *, dp_size: int, num_workers: int) -> int:
@@ -45,31 +46,37 @@ def choose_worker(
     return all_workers[slot]
 
 
+class Candidate(NamedTuple):
+    """A pack that waits to be built."""
+
+    dp_rank: int
+    size_bytes: int
+    asked: bool = False
+    """Whether a client waits for it."""
+    usable: bool = True
+    """Whether the builder that looks for one takes its kind."""
+
+
 def next_to_build(
-    waiting: Sequence[tuple[int, int, int]],
-    sizes: Sequence[int],
+    waiting: Iterable[Candidate],
     ready_bytes_of_rank: Mapping[int, int],
     *,
     ready_bytes_bound: int,
     num_ranks: int,
-    asked: Container[int] = (),
-    among: Container[int] | None = None,
 ) -> int | None:
     """Position in `waiting` of the pack to build next, or None while there is none to build.
 
-    `waiting` holds (step, micro_step, dp_rank), `sizes` their bytes, `asked` the positions of those
-    that a client waits for. The first in the order of need is chosen that is in `among` (None: any)
-    and is asked for or fits: a rank may hold an equal share of the bound and always one pack, so
-    one stalled client never takes the room of the others. A pack fits only where all of its rank
-    that are needed earlier do, so one that is built out of turn takes no room from them.
+    `waiting` is in the order of need, and read no further than the pack chosen: the first that is
+    usable and is asked for or fits. A rank may hold an equal share of the bound and always one
+    pack, so one stalled client never takes the room of the others. A pack fits only where all of
+    its rank that are needed earlier do, so one that is built out of turn takes no room from them.
     """
     share = ready_bytes_bound // max(1, num_ranks)
     taken: dict[int, int] = {}
-    for i in sorted(range(len(waiting)), key=waiting.__getitem__):
-        rank = waiting[i][2]
-        before = taken.get(rank, ready_bytes_of_rank.get(rank, 0))
-        taken[rank] = before + sizes[i]
-        fits = before == 0 or taken[rank] <= share
-        if (fits or i in asked) and (among is None or i in among):
+    for i, pack in enumerate(waiting):
+        before = taken.get(pack.dp_rank, ready_bytes_of_rank.get(pack.dp_rank, 0))
+        taken[pack.dp_rank] = before + pack.size_bytes
+        fits = before == 0 or taken[pack.dp_rank] <= share
+        if pack.usable and (fits or pack.asked):
             return i
     return None

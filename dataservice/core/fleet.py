@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CORES_A_WORKER = 2
-"""Two decode threads of one process do what two processes do on photos and on mixed data (0.97 and
-more of it), half to three quarters on nothing but small pictures, where the interpreter's part of
-the work, one thread's at a time, is a third (`benchmarks/decode.py`, scaling)."""
+"""Two decode threads of one process do what two processes do on photos, nine tenths of it on mixed
+data and 0.7 to 0.8 on nothing but small pictures, where the interpreter's part of the work, one
+thread's at a time, is a sixth (`benchmarks/decode.py`, scaling). A whole service on two cores is no
+faster with two processes, which have a client, a planner and each other beside them."""
 
 
 def workers_of_node(cores: int) -> int:

@@ -1,10 +1,11 @@
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataservice.core.dispatch import choose_worker, next_to_build, worker_slot
+from dataservice.core.dispatch import Candidate, choose_worker, next_to_build, worker_slot
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 4, 7, 8])
@@ -38,47 +39,48 @@ def test_home_workers_come_first_and_failed_ones_are_avoided() -> None:
     assert choose_worker(0, 0, dp_size=2, home_workers=[], all_workers=[]) is None
 
 
-def test_order_of_need_and_equal_shares_of_the_bound() -> None:
-    waiting = [(5, 0, 0), (4, 1, 1), (4, 0, 0), (4, 0, 1)]
-    sizes = [10, 10, 20, 20]
+def of_rank(*packs: tuple[int, int], asked: tuple[int, ...] = (), usable: Any = ...) -> Any:
+    """Candidates from (rank, bytes), the positions of those asked for and of those usable."""
+    return [
+        Candidate(rank, size, i in asked, usable is ... or i in usable)
+        for i, (rank, size) in enumerate(packs)
+    ]
+
+
+def test_equal_shares_of_the_bound() -> None:
+    waiting = of_rank((0, 20), (1, 20), (1, 10), (0, 10))
 
     def choose(held: dict[int, int]) -> int | None:
-        return next_to_build(waiting, sizes, held, ready_bytes_bound=100, num_ranks=2)
+        return next_to_build(waiting, held, ready_bytes_bound=100, num_ranks=2)
 
-    assert choose({}) == 2
-    assert choose({0: 35}) == 3
-    assert choose({0: 35, 1: 30}) == 3
+    assert choose({}) == 0
+    assert choose({0: 35}) == 1
+    assert choose({0: 35, 1: 30}) == 1
     assert choose({0: 35, 1: 35}) is None
-    assert next_to_build([(0, 0, 0)], [9], {}, ready_bytes_bound=0, num_ranks=4) == 0
+    assert next_to_build(of_rank((0, 9)), {}, ready_bytes_bound=0, num_ranks=4) == 0
+
+
+def test_no_further_is_looked_than_the_pack_chosen() -> None:
+    waiting = iter(of_rank((0, 60), (0, 60), (1, 60), (1, 60)))
+    assert next_to_build(waiting, {0: 30}, ready_bytes_bound=100, num_ranks=2) == 2
+    assert len(list(waiting)) == 1
 
 
 def test_one_that_is_asked_for_is_built_in_its_turn_whatever_the_bound() -> None:
-    waiting, sizes = [(5, 0, 0), (4, 0, 0), (4, 0, 1)], [60, 60, 60]
-
     def choose(held: dict[int, int], *asked: int) -> int | None:
-        return next_to_build(
-            waiting, sizes, held, ready_bytes_bound=100, num_ranks=2, asked=set(asked)
-        )
+        waiting = of_rank((0, 60), (1, 60), (0, 60), asked=asked)
+        return next_to_build(waiting, held, ready_bytes_bound=100, num_ranks=2)
 
     assert choose({0: 50, 1: 50}) is None
-    assert choose({0: 50, 1: 50}, 0, 2) == 2
-    assert choose({0: 50, 1: 50}, 0) == 0
-    assert choose({0: 50}, 0) == 2
+    assert choose({0: 50, 1: 50}, 2, 1) == 1
+    assert choose({0: 50, 1: 50}, 2) == 2
+    assert choose({0: 50}, 2) == 1
 
 
 def test_out_of_turn_only_where_the_earlier_ones_fit_as_well() -> None:
-    waiting, sizes = [(1, 0, 0), (2, 0, 0), (2, 0, 1)], [80, 10, 10]
-
-    def choose(held: dict[int, int], *among: int, asked: tuple[int, ...] = ()) -> int | None:
-        return next_to_build(
-            waiting,
-            sizes,
-            held,
-            ready_bytes_bound=200,
-            num_ranks=2,
-            asked=asked,
-            among=set(among),
-        )
+    def choose(held: dict[int, int], *usable: int, asked: tuple[int, ...] = ()) -> int | None:
+        waiting = of_rank((0, 80), (0, 10), (1, 10), asked=asked, usable=usable)
+        return next_to_build(waiting, held, ready_bytes_bound=200, num_ranks=2)
 
     assert choose({}, 1, 2) == 1
     assert choose({0: 15}, 1, 2) == 2
@@ -96,17 +98,14 @@ def test_no_client_no_more_than_a_share_and_nothing_taken_from_earlier_packs(
     packs: list[tuple[int, int, bool]], text_turns: list[bool]
 ) -> None:
     """Built as far as it goes with nobody fetching, by builders of both kinds in any order."""
-    waiting = [(step, 0, rank) for step, (rank, _, _) in enumerate(packs)]
     sizes = [size for _, size, _ in packs]
     left, held, built = list(range(len(packs))), {}, set()
     for text_only in [*text_turns, *[False] * len(packs)]:
         i = next_to_build(
-            [waiting[j] for j in left],
-            [sizes[j] for j in left],
+            [Candidate(*packs[j][:2], usable=packs[j][2] or not text_only) for j in left],
             held,
             ready_bytes_bound=400,
             num_ranks=4,
-            among={n for n, j in enumerate(left) if packs[j][2]} if text_only else None,
         )
         if i is not None:
             built.add(left[i])
