@@ -8,18 +8,13 @@ a time has the shared memory, and the others gRPC.
 from __future__ import annotations
 
 import threading
-from typing import Any
-
-from numpy.typing import NDArray
 
 from dataservice.errors import ServiceUnavailable
 from dataservice.rpc import local_client
 from dataservice.rpc.client import DataClient
-from dataservice.rpc.local_client import LocalClient
+from dataservice.rpc.local_client import LocalClient, Pack
 from dataservice.wire.codec import PackDecoder
 from dataservice.wire.messages import StreamPack
-
-Pack = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
 
 class WorkerLink:

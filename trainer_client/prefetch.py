@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataservice.errors import DataServiceError
+from dataservice.rpc.local_client import Pack
 from dataservice.wire.codec import pack_digest
 from dataservice.wire.messages import StepCells
 from trainer_client.batch import MicroBatch, VisionInfo, build_micro_batch
 from trainer_client.device import DeviceCopier
-from trainer_client.fetching import Pack
 from trainer_client.session import (
     PASSING,
     POLL_S,

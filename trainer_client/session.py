@@ -23,6 +23,7 @@ from dataservice.errors import (
     WireError,
 )
 from dataservice.rpc.client import CoordinatorClient
+from dataservice.rpc.local_client import Pack
 from dataservice.wire.messages import (
     GetSteps,
     OpenSession,
@@ -34,7 +35,7 @@ from dataservice.wire.messages import (
     StreamPack,
 )
 from trainer_client.batch import VisionInfo, check_pack
-from trainer_client.fetching import Pack, WorkerLink
+from trainer_client.fetching import WorkerLink
 
 LOG = logging.getLogger(__name__)
 

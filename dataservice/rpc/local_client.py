@@ -43,7 +43,7 @@ from dataservice.wire.messages import StreamPack
 from dataservice.wire.schema import decode, encode
 from dataservice.wire.segment import read_pack
 
-__all__ = ["LocalClient", "connect"]
+__all__ = ["LocalClient", "Pack", "connect"]
 
 CONNECT_S = 5.0
 _FD_BYTES = array.array("i").itemsize

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from rpc.loop_thread import LoopThread
 
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import COORDINATOR_METHODS, StreamPack
@@ -54,13 +55,11 @@ class Data:
             self.closed.set()
 
 
-class ServerThread:
+class ServerThread(LoopThread):
     """Owner of a server and of the thread its event loop runs in."""
 
     def __init__(self, **options: Any) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+        super().__init__()
         self.server: RunningServer | None = None
         try:
             self.server = self.run(start_server(**options))
@@ -69,16 +68,10 @@ class ServerThread:
             raise
         self.endpoint = self.server.endpoint
 
-    def run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=30)
-
     def close(self) -> None:
         if self.server is not None:
             self.run(self.server.stop(0))
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=30)
-        assert not self._thread.is_alive()
-        self.loop.close()
+        super().close()
 
 
 @pytest.fixture

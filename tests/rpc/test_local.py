@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rpc.loop_thread import LoopThread
 
 from dataservice import errors
 from dataservice.errors import (
@@ -68,24 +69,19 @@ class Source:
         self.taken_ids.append(request.pack_id)
 
 
-class LocalThread:
+class LocalThread(LoopThread):
     """A server in a thread of its own, under a name that nobody else has."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.endpoint = f"test-{uuid.uuid4().hex}:1"
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+        super().__init__()
         self.server = self.run(self._start())
 
     async def _start(self) -> LocalServer:
         server = start_local_server(self.source, self.endpoint)
         assert server is not None
         return server
-
-    def run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=30)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         async def inside() -> Any:
@@ -100,10 +96,7 @@ class LocalThread:
 
     def close(self) -> None:
         self.run(self.server.stop(0))
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=30)
-        assert not self._thread.is_alive()
-        self.loop.close()
+        super().close()
 
 
 @pytest.fixture
