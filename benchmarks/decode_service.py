@@ -151,7 +151,7 @@ def await_worker(coordinator: str) -> None:
 
 def stream(config: Config, num_packs: int, cores: Sequence[int]) -> Measured:
     """A service of its own: a worker that ended leaves nothing to the next."""
-    from trainer_client import PackStream  # not above: the worker must not load torch
+    from trainer_client import PackStream, ParallelLayout  # not above: no torch in the worker
 
     config = replace(config, state_dir=f"{config.state_dir}-{uuid.uuid4().hex}")
     with (
@@ -161,7 +161,10 @@ def stream(config: Config, num_packs: int, cores: Sequence[int]) -> Measured:
         cpu = cpu_seconds(pid)
         began = time.perf_counter()
         with PackStream(
-            coordinator, job="benchmark", dp_rank=0, dp_size=1, micro_steps=GRID.micro_steps
+            coordinator,
+            job="benchmark",
+            layout=ParallelLayout.data_parallel(0, 1),
+            micro_steps=GRID.micro_steps,
         ) as batches:
             for _ in range(num_packs):
                 next(batches)

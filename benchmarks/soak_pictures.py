@@ -37,7 +37,7 @@ from dataservice.actors.launch import running_service
 from dataservice.config import load_config
 from dataservice.indexing import update_index
 from dataservice.pipeline.decoding.installed import decoder_fingerprint
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 
 JOB = "soak"
 PACKS_A_S = 8.0
@@ -135,7 +135,11 @@ class Reader(threading.Thread):
     def run(self) -> None:
         try:
             with PackStream(
-                self._endpoint, job=JOB, dp_rank=0, dp_size=1, micro_steps=4, device="cpu"
+                self._endpoint,
+                job=JOB,
+                layout=ParallelLayout.data_parallel(0, 1),
+                micro_steps=4,
+                device="cpu",
             ) as stream:
                 began = time.monotonic()
                 for batch in stream:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_client import MicroBatch, PackStream
+from trainer_client import MicroBatch, PackStream, ParallelLayout
 from trainer_client.examples.train_tiny_vlm import ModelSizes, build_model, train
 
 
@@ -40,8 +40,7 @@ def main() -> None:
     with PackStream(
         args.endpoint,
         job=args.job,
-        dp_rank=rank,
-        dp_size=dist.get_world_size(),
+        layout=ParallelLayout.data_parallel(rank, dist.get_world_size()),
         micro_steps=args.micro_steps,
     ) as stream:
         info = stream.open()

@@ -8,6 +8,15 @@ from __future__ import annotations
 from trainer_client.batch import MicroBatch, VisionInfo
 from trainer_client.cost_terms import cost_terms
 from trainer_client.device import normalize
+from trainer_client.layout import ParallelLayout
 from trainer_client.stream import PackStream, StreamStats
 
-__all__ = ["MicroBatch", "PackStream", "StreamStats", "VisionInfo", "cost_terms", "normalize"]
+__all__ = [
+    "MicroBatch",
+    "PackStream",
+    "ParallelLayout",
+    "StreamStats",
+    "VisionInfo",
+    "cost_terms",
+    "normalize",
+]

@@ -25,6 +25,7 @@ from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, S
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
 from trainer_client.batch import MicroBatch
 from trainer_client.device import DeviceCopier
+from trainer_client.layout import ParallelLayout
 from trainer_client.prefetch import Prefetcher, after, make_batch
 from trainer_client.session import PASSING, POLL_S, Closed, Patience, Session, late_error
 
@@ -52,11 +53,12 @@ class StreamStats:
 class PackStream(IterableDataset[MicroBatch]):
     """Micro-batches of one data-parallel rank, prefetched in a thread of its own.
 
-    Every rank of the job opens one; tensor, pipeline and context parallel peers give the same
-    `dp_rank` and get the same packs. For one consuming thread. Opened by the first batch, `open()`
-    or `get()`, whichever comes first; `load_state_dict` must come before that.
+    Every rank of the job opens one; tensor, pipeline and context parallel peers get the same packs.
+    For one consuming thread. Opened by the first batch, `open()` or `get()`, whichever comes first;
+    `load_state_dict` must come before that.
 
         endpoint        coordinator, "host:port"
+        layout          where this process stands in the job
         run_id          the same on all ranks and new at every start of the trainer. Default: drawn
                         by global rank 0 where torch.distributed is initialised, then every rank
                         of the default group must construct its stream
@@ -75,8 +77,7 @@ class PackStream(IterableDataset[MicroBatch]):
         endpoint: str,
         *,
         job: str,
-        dp_rank: int,
-        dp_size: int,
+        layout: ParallelLayout,
         micro_steps: int,
         packs_per_cell: int = 1,
         device: str | torch.device = "cpu",
@@ -90,7 +91,6 @@ class PackStream(IterableDataset[MicroBatch]):
     ) -> None:
         super().__init__()
         sizes = {
-            "dp_size": dp_size,
             "micro_steps": micro_steps,
             "packs_per_cell": packs_per_cell,
             "prefetch_packs": prefetch_packs,
@@ -99,8 +99,6 @@ class PackStream(IterableDataset[MicroBatch]):
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} is {value}, must be at least 1")
-        if not 0 <= dp_rank < dp_size:
-            raise ConfigError(f"dp_rank is {dp_rank}, must be in 0..{dp_size - 1} (dp_size - 1)")
         self._copier = DeviceCopier(device)
         self._bounds = (prefetch_packs, prefetch_bytes)
         self._timeout_s = timeout_s
@@ -108,9 +106,9 @@ class PackStream(IterableDataset[MicroBatch]):
         self._endpoint = checked_endpoint(endpoint)
         self._request = OpenSession(
             job=job,
-            run_id=_shared_run_id(dp_size) if run_id is None else run_id,
-            dp_rank=dp_rank,
-            dp_size=dp_size,
+            run_id=_shared_run_id(layout) if run_id is None else run_id,
+            dp_rank=layout.dp_rank,
+            dp_size=layout.dp_size,
             micro_steps=micro_steps,
             packs_per_cell=packs_per_cell,
             state=None,
@@ -320,16 +318,17 @@ def _shut_down(session: Session, prefetcher: Prefetcher | None, pid: int) -> Non
     session.say_goodbye()
 
 
-def _shared_run_id(dp_size: int) -> str:
+def _shared_run_id(layout: ParallelLayout) -> str:
     if dist.is_available() and dist.is_initialized():
         on_gpu = dist.get_backend() == "nccl"
         drawn = torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)
         shared = drawn.to("cuda") if on_gpu else drawn
         dist.broadcast(shared, src=0)
         return bytes(shared.cpu().tolist()).hex()
-    if dp_size == 1:
+    if layout.world_size == 1:
         return uuid.uuid4().hex
     raise ConfigError(
-        f"run_id is not given, dp_size is {dp_size} and torch.distributed is not initialised: "
-        "initialise it first, or pass the same new run_id on every rank at every start"
+        f"run_id is not given, the layout has {layout.world_size} ranks and torch.distributed is "
+        "not initialised: initialise it first, or pass the same new run_id on every rank at every "
+        "start"
     )

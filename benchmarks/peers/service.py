@@ -98,11 +98,16 @@ def await_workers(process: subprocess.Popen[bytes], endpoint: str, count: int) -
 
 @contextmanager
 def batches(setup: Setup, started: Started) -> Iterator[Iterator[Batch]]:
-    from trainer_client import PackStream
+    from trainer_client import PackStream, ParallelLayout
 
     with (
         served(setup) as endpoint,
-        PackStream(endpoint, job="peers", dp_rank=0, dp_size=1, micro_steps=MICRO_STEPS) as stream,
+        PackStream(
+            endpoint,
+            job="peers",
+            layout=ParallelLayout.data_parallel(0, 1),
+            micro_steps=MICRO_STEPS,
+        ) as stream,
     ):
         started()
         yield map(counted, stream)

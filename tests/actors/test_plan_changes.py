@@ -16,7 +16,7 @@ from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid, KindShare, Phase, Segregation, SourceShare
 from dataservice.errors import ResumeRefused
 from dataservice.storage.index import Index
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 
 JOB = "test"
 GRID = Grid(dp_size=2, micro_steps=4)
@@ -140,7 +140,9 @@ def test_a_plan_cannot_change_inside_a_step(base: Config, tmp_path: Path) -> Non
     old = planned_by(base, tmp_path, sources=EVEN, epochs=None, lanes=2, window=40)
     with (
         LocalService(old, workers=1) as service,
-        PackStream(service.endpoint, job=JOB, dp_rank=0, dp_size=1, micro_steps=4) as stream,
+        PackStream(
+            service.endpoint, job=JOB, layout=ParallelLayout.data_parallel(0, 1), micro_steps=4
+        ) as stream,
     ):
         next(stream)
         state = stream.state_dict()
@@ -148,7 +150,9 @@ def test_a_plan_cannot_change_inside_a_step(base: Config, tmp_path: Path) -> Non
     config = dataclasses.replace(old, plan=dataclasses.replace(old.plan, phases=phases))
     with (
         LocalService(config, workers=1) as service,
-        PackStream(service.endpoint, job=JOB, dp_rank=0, dp_size=1, micro_steps=4) as stream,
+        PackStream(
+            service.endpoint, job=JOB, layout=ParallelLayout.data_parallel(0, 1), micro_steps=4
+        ) as stream,
     ):
         stream.load_state_dict(state)
         with pytest.raises(ResumeRefused, match="saved inside step 0"):

@@ -20,7 +20,7 @@ from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid
 from dataservice.errors import DeadlineExceeded, ImageError, ResumeRefused, SessionFenced
 from dataservice.storage.index import Index
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 
 JOB = "test"
 
@@ -134,7 +134,11 @@ def test_resume_inside_a_step_needs_the_same_grid(config: Config, undisturbed: R
 
         def read(rank: int) -> None:
             with PackStream(
-                service.endpoint, job=JOB, dp_rank=rank, dp_size=2, micro_steps=4, run_id=run_id
+                service.endpoint,
+                job=JOB,
+                layout=ParallelLayout.data_parallel(rank, 2),
+                micro_steps=4,
+                run_id=run_id,
             ) as stream:
                 for _ in range(10):
                     next(stream)
@@ -211,7 +215,7 @@ def test_ranks_with_different_states_are_all_refused(config: Config) -> None:
 
 def test_a_newer_run_fences_the_older(config: Config) -> None:
     with LocalService(config) as service:
-        options: dict[str, Any] = {"job": JOB, "dp_rank": 0, "dp_size": 1, "micro_steps": 1}
+        options: dict[str, Any] = {"job": JOB, "layout": ParallelLayout(), "micro_steps": 1}
         old = PackStream(service.endpoint, run_id="old", prefetch_packs=1, **options)
         next(old)
         with PackStream(service.endpoint, run_id="new", **options) as new:
@@ -234,8 +238,7 @@ def test_missing_ranks_are_named(config: Config) -> None:
         PackStream(
             service.endpoint,
             job=JOB,
-            dp_rank=1,
-            dp_size=3,
+            layout=ParallelLayout.data_parallel(1, 3),
             micro_steps=1,
             run_id="lonely",
             timeout_s=1.5,

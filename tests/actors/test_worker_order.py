@@ -11,7 +11,7 @@ from support.local_service import LocalService
 
 from dataservice.actors.worker import builders
 from dataservice.pipeline.images import ImageDecoder
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 
 LONG_S = 60.0
 STEPS_AHEAD = 6
@@ -44,7 +44,11 @@ def test_text_only_packs_are_ready_while_no_picture_can_be_decoded(
         with (
             LocalService(config) as service,
             PackStream(
-                service.endpoint, job="test", dp_rank=0, dp_size=1, micro_steps=2, timeout_s=LONG_S
+                service.endpoint,
+                job="test",
+                layout=ParallelLayout.data_parallel(0, 1),
+                micro_steps=2,
+                timeout_s=LONG_S,
             ) as stream,
         ):
             assert next(stream)["image_grid_thw"].shape[0] == 0

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from trainer_client import PackStream, cost_terms
+from trainer_client import PackStream, ParallelLayout, cost_terms
 from trainer_client.batch import MicroBatch, VisionInfo, build_micro_batch
 from trainer_client.testing import (
     FAKE_INFO,
@@ -88,7 +88,9 @@ def test_large_terms_do_not_overflow() -> None:
 def test_batches_of_a_stream_make_rows_of_a_log() -> None:
     packs = synthetic_packs(8, seed=2)
     with FakeService(packs) as service:
-        stream = PackStream(service.endpoint, job="times", dp_rank=0, dp_size=1, micro_steps=2)
+        stream = PackStream(
+            service.endpoint, job="times", layout=ParallelLayout.data_parallel(0, 1), micro_steps=2
+        )
         with stream:
             rows = [json.loads(json.dumps(cost_terms(batch))) for batch in stream]
     assert sorted(map(str, rows)) == sorted(str(recomputed([pack])) for pack in packs)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_client import MicroBatch, PackStream
+from trainer_client import MicroBatch, PackStream, ParallelLayout
 from trainer_client.examples.train_tiny_vlm import ModelSizes, build_model, train
 from trainer_client.testing import FakeService, balanced, synthetic_packs, with_hole
 
@@ -44,8 +44,7 @@ def one_run(endpoint: str, rank: int, *, mean_per_micro_batch: bool) -> dict[str
     stream = PackStream(
         endpoint,
         job="tiny",
-        dp_rank=rank,
-        dp_size=RANKS,
+        layout=ParallelLayout.data_parallel(rank, RANKS),
         micro_steps=MICRO_STEPS,
         packs_per_cell=PACKS_PER_CELL,
         digests=True,

@@ -16,7 +16,7 @@ from dataservice.rpc import local_client
 from dataservice.rpc.local_server import LocalServer, start_local_server
 from dataservice.wire.codec import EncodedPack
 from dataservice.wire.messages import StreamPack
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 from trainer_client.fetching import WorkerLink
 from trainer_client.testing import FakeService, assert_same_batches, synthetic_packs
 
@@ -92,7 +92,7 @@ def connects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def stream_of(service: FakeService, **changes: Any) -> PackStream:
-    settings = {"job": "test", "dp_rank": 0, "dp_size": 1, "micro_steps": 2, "digests": True}
+    settings = {"job": "test", "layout": ParallelLayout(), "micro_steps": 2, "digests": True}
     return PackStream(service.endpoint, **(settings | {"timeout_s": 30} | changes))
 
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader, IterableDataset
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
-from trainer_client import MicroBatch, PackStream
+from trainer_client import MicroBatch, PackStream, ParallelLayout
 from trainer_client.testing import (
     FakeService,
     assert_resume_identical,
@@ -35,11 +35,12 @@ def service() -> Iterator[FakeService]:
         yield service
 
 
-def stream_of(service: FakeService, **changes: Any) -> PackStream:
+def stream_of(
+    service: FakeService, *, dp_rank: int = 0, dp_size: int = 1, **changes: Any
+) -> PackStream:
     settings = {
         "job": "test",
-        "dp_rank": 0,
-        "dp_size": 1,
+        "layout": ParallelLayout.data_parallel(dp_rank, dp_size),
         "micro_steps": 2,
         "digests": True,
         "timeout_s": 30,
@@ -353,14 +354,13 @@ def test_a_slow_rank_holds_the_others_back_only_beyond_the_window() -> None:
     ("changes", "text"),
     [
         ({"micro_steps": 0}, "micro_steps is 0"),
-        ({"dp_rank": 2, "dp_size": 2, "run_id": "x"}, "dp_rank is 2"),
         ({"prefetch_packs": 0}, "prefetch_packs is 0"),
-        ({"dp_size": 2}, "run_id is not given"),
+        ({"layout": ParallelLayout.data_parallel(0, 2)}, "run_id is not given"),
         ({"device": "cuda:99"}, "cuda"),
     ],
 )
 def test_wrong_settings_are_named(changes: dict[str, Any], text: str) -> None:
-    settings = {"job": "j", "dp_rank": 0, "dp_size": 1, "micro_steps": 1} | changes
+    settings = {"job": "j", "layout": ParallelLayout(), "micro_steps": 1} | changes
     if "device" in changes and torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     with pytest.raises(ConfigError, match=text):
@@ -373,7 +373,9 @@ def test_the_run_id_comes_from_rank_0(tmp_path: Any) -> None:
     )
     try:
         streams = [
-            PackStream("127.0.0.1:1", job="j", dp_rank=0, dp_size=4, micro_steps=1)
+            PackStream(
+                "127.0.0.1:1", job="j", layout=ParallelLayout.data_parallel(0, 4), micro_steps=1
+            )
             for _ in range(2)
         ]
     finally:

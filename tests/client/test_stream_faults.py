@@ -20,7 +20,7 @@ from dataservice.errors import (
     SessionFenced,
     WireError,
 )
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 from trainer_client.testing import (
     FakeService,
     assert_same_batches,
@@ -45,11 +45,12 @@ def _no_thread_is_left() -> Iterator[None]:
     assert left == []
 
 
-def stream_of(service: FakeService, **changes: Any) -> PackStream:
+def stream_of(
+    service: FakeService, *, dp_rank: int = 0, dp_size: int = 1, **changes: Any
+) -> PackStream:
     settings = {
         "job": "test",
-        "dp_rank": 0,
-        "dp_size": 1,
+        "layout": ParallelLayout.data_parallel(dp_rank, dp_size),
         "micro_steps": 2,
         "digests": True,
         "timeout_s": 30,
@@ -155,7 +156,11 @@ def test_missing_ranks_are_named(service: FakeService) -> None:
 
 def test_nobody_answers() -> None:
     with PackStream(
-        "127.0.0.1:1", job="j", dp_rank=0, dp_size=1, micro_steps=1, timeout_s=0.3
+        "127.0.0.1:1",
+        job="j",
+        layout=ParallelLayout.data_parallel(0, 1),
+        micro_steps=1,
+        timeout_s=0.3,
     ) as stream:
         for _ in range(2):
             with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:1"):

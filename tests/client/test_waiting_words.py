@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from dataservice.errors import ConfigError, ServiceUnavailable
-from trainer_client import PackStream, session
+from trainer_client import PackStream, ParallelLayout, session
 
-OPTIONS: dict[str, Any] = {"job": "any", "dp_rank": 0, "dp_size": 1, "micro_steps": 1}
+OPTIONS: dict[str, Any] = {"job": "any", "layout": ParallelLayout(), "micro_steps": 1}
 
 
 @pytest.mark.parametrize("endpoint", ["localhost", "http://127.0.0.1:7070", "127.0.0.1:", ""])

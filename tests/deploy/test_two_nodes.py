@@ -30,9 +30,9 @@ MARK = "TWO_NODES_TEST_RUN"
 
 READER = """
 import sys
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 
-options = {"job": "demo", "dp_rank": 0, "dp_size": 1, "micro_steps": 4, "timeout_s": 45}
+options = {"job": "demo", "layout": ParallelLayout(), "micro_steps": 4, "timeout_s": 45}
 with PackStream(sys.argv[1], **options) as stream:
     for batch in stream:
         print(batch.step, batch.micro_step, len(batch["input_ids"]))

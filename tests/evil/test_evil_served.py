@@ -28,7 +28,7 @@ from support.local_service import LocalService
 from dataservice.config import Config, load_config
 from dataservice.core.vision import target_size
 from dataservice.indexing import update_index
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 
 pytestmark = needs_files
 
@@ -104,7 +104,11 @@ def delivered(config: Config) -> Iterator[tuple[str, Outcome]]:
     with (
         LocalService(config, workers=2) as service,
         PackStream(
-            service.endpoint, job=config.job, dp_rank=0, dp_size=1, micro_steps=1, timeout_s=60
+            service.endpoint,
+            job=config.job,
+            layout=ParallelLayout.data_parallel(0, 1),
+            micro_steps=1,
+            timeout_s=60,
         ) as stream,
     ):
         for batch in stream:

@@ -18,7 +18,7 @@ import psutil
 from dataservice.actors.launch import Service, running_service
 from dataservice.actors.ray_local import local_cluster
 from dataservice.config import Config
-from trainer_client import PackStream
+from trainer_client import PackStream, ParallelLayout
 
 RESOURCE = "data_node"
 
@@ -99,8 +99,7 @@ def read_ranks(
             with PackStream(
                 endpoint,
                 job=job,
-                dp_rank=rank,
-                dp_size=dp_size,
+                layout=ParallelLayout.data_parallel(rank, dp_size),
                 micro_steps=micro_steps,
                 run_id=run_id,
                 prefetch_packs=prefetch_packs,
@@ -161,8 +160,7 @@ def two_streams(
         PackStream(
             endpoint,
             job=job,
-            dp_rank=rank,
-            dp_size=2,
+            layout=ParallelLayout.data_parallel(rank, 2),
             micro_steps=4,
             run_id="two",
             prefetch_packs=prefetch_packs,

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dataservice.errors import ConfigError
 from dataservice.wire.messages import SessionOpened
-from trainer_client import MicroBatch, PackStream, normalize
+from trainer_client import MicroBatch, PackStream, ParallelLayout, normalize
 
 IGNORE = -100
 
@@ -242,8 +242,9 @@ def run(args: argparse.Namespace) -> None:
     stream = PackStream(
         args.endpoint,
         job=args.job,
-        dp_rank=rank,
-        dp_size=dist.get_world_size() if dist.is_initialized() else 1,
+        layout=ParallelLayout.data_parallel(
+            rank, dist.get_world_size() if dist.is_initialized() else 1
+        ),
         micro_steps=args.micro_steps,
         packs_per_cell=args.packs_per_cell,
         device=args.device,
