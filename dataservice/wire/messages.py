@@ -98,6 +98,9 @@ class OpenSession:
     """None: start at the beginning."""
     host: str
     wait_s: float
+    peer: int = 0
+    """Which of the processes that share `dp_rank`."""
+    peers: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +135,8 @@ class SessionOpened:
     vocab_size: int = 0
     pad_token: int = 0
     image_token: int = 0
+    align: int = 1
+    """Tokens; each document of a pack takes a multiple of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
