@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -172,6 +174,19 @@ def test_what_the_streams_are_given(
 def test_a_missing_device_is_named() -> None:
     with pytest.raises(ConfigError, match='device="cuda"'):
         DeviceCopier("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_the_check_of_a_gpu_says_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmarks = Path(__file__).resolve().parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(str(benchmarks))
+    monkeypatch.setattr("sys.argv", ["gpu_check.py"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(benchmarks / "gpu_check.py"), run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == "no CUDA here\n"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
