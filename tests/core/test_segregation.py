@@ -71,8 +71,9 @@ def test_the_phase_of_a_step_is_known_without_placing_it(remainder: str) -> None
         Phase(),
     )
     plan = finite(shares(1, 2, 2, 1), phases=phases, remainder=remainder)
-    steps = list(steps_of(plan, GRID))
-    behind = [plan.phase_of_step(step.next_cursor, GRID) for step in steps]
+    grid = Grid(dp_size=1, micro_steps=3)
+    steps = list(steps_of(plan, grid))
+    behind = [plan.phase_of_step(step.next_cursor, grid) for step in steps]
     assert behind == [*(step.phase for step in steps[1:]), None]
     assert steps[0].phase < steps[-1].phase == 2
 
