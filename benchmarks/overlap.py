@@ -5,9 +5,10 @@
 
 One rank is pinned to one core, the service (Ray, coordinator, planner, one worker) to another. A
 micro-batch is computed for a set time: the rank multiplies matrices, so its core is never idle and
-the client's thread has to take its share of it. First in every round the service's capacity is measured
-where it runs: packs a second of a rank that computes nothing, over the same steps as the rows. From
-it follows the set time: capacity over demand is 2 in the first three rows, 1.3 in the others.
+the client's thread has to take its share of it. First in every round the service's capacity is
+measured where it runs: packs a second of a rank that computes nothing, over the same steps as the
+rows. From it follows the set time: capacity over demand is 2 in the first three rows, 1.3 in the
+others.
 
     bare            nothing is fetched before the rank asks for it, over gRPC
     prefetch        with the default, adaptive depth, over gRPC
