@@ -109,8 +109,8 @@ def _document(
     for _ in range(int(rng.integers(1, 3)) if images else 0):
         group = 1 if info.tile else info.merge
         height, width = (group * int(side) for side in rng.integers(1, 4, 2))
-        grids.append((1, height, width))
-        num_tokens = int(VisionInfo.of(info).image_tokens(np.array(grids[-1:], np.int32))[0])
+        grids.insert(0, (1, height, width))  # as its tokens, before the one made already
+        num_tokens = int(VisionInfo.of(info).image_tokens(np.array(grids[:1], np.int32))[0])
         tokens[2:2] = [VISION_START, *[IMAGE] * num_tokens, VISION_END]
     return tokens, grids
 
