@@ -63,7 +63,7 @@ def text_arrays(
     pad_token: int,
     masked: set[int],
 ) -> dict[str, NDArray[Any]]:
-    """input_ids and labels [T], cu_seqlens; `masked` are the numbers of the items with a hole."""
+    """input_ids and labels [T], cu_seqlens, doc_lengths; `masked` are the numbers of the items with a hole."""
     ids = np.full(spec.pack_length, pad_token, np.int32)
     labels = np.full(spec.pack_length, IGNORE, np.int32)
     bounds = [0]
@@ -77,4 +77,10 @@ def text_arrays(
         bounds += [place.start + stop - item.start for _, stop in documents[number]]
     if bounds[-1] < spec.pack_length:
         bounds.append(spec.pack_length)
-    return {"input_ids": ids, "labels": labels, "cu_seqlens": np.array(bounds, np.int32)}
+    cu_seqlens = np.array(bounds, np.int32)
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "cu_seqlens": cu_seqlens,
+        "doc_lengths": np.diff(cu_seqlens),
+    }

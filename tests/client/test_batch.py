@@ -63,6 +63,7 @@ def test_dtypes_and_shapes() -> None:
         "position_ids": (torch.int64, (tokens,)),
         "doc_ids": (torch.int32, (tokens,)),
         "cu_seqlens": (torch.int32, (len(batch["cu_seqlens"]),)),
+        "doc_lengths": (torch.int32, (len(batch["cu_seqlens"]) - 1,)),
         "pixel_values": (torch.uint8, (patches, 3 * FAKE_INFO.patch**2)),
         "image_grid_thw": (torch.int64, (images, 3)),
         "image_doc_ids": (torch.int32, (images,)),
@@ -76,7 +77,14 @@ def test_two_packs_are_one_after_the_other() -> None:
     first, second = synthetic_packs(2, image_share=1.0)
     both, one, two = build(first, second), build(first), build(second)
     length, segments = FAKE_INFO.pack_length, len(one["cu_seqlens"]) - 1
-    for name in ("input_ids", "labels", "position_ids", "pixel_values", "image_grid_thw"):
+    for name in (
+        "input_ids",
+        "labels",
+        "position_ids",
+        "doc_lengths",
+        "pixel_values",
+        "image_grid_thw",
+    ):
         assert torch.equal(both[name], torch.cat([one[name], two[name]])), name
     assert torch.equal(
         both["cu_seqlens"], torch.cat([one["cu_seqlens"], two["cu_seqlens"][1:] + length])
@@ -115,6 +123,7 @@ def test_tiles_of_each_image() -> None:
 def test_a_padding_pack_is_one_segment_without_a_document() -> None:
     batch = build(padding_pack())
     assert batch["cu_seqlens"].tolist() == [0, FAKE_INFO.pack_length]
+    assert batch["doc_lengths"].tolist() == [FAKE_INFO.pack_length]
     assert set(batch["doc_ids"].tolist()) == {-1}
     assert set(batch["labels"].tolist()) == {-100}
     assert batch["pixel_values"].shape == (0, 3 * FAKE_INFO.patch**2)
@@ -153,6 +162,18 @@ def _empty_segment(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
     arrays["cu_seqlens"][1] = 0
 
 
+def _segment_without_length(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    arrays["doc_lengths"] = arrays["doc_lengths"][:-1]
+
+
+def _filler_where_nothing_is_aligned(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    arrays["doc_lengths"][0] -= 1
+
+
+def _longer_than_its_segment(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    arrays["doc_lengths"][0] += 1
+
+
 def _fewer_docs(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
     meta["num_docs"] -= 1
 
@@ -177,6 +198,9 @@ def _image_in_the_padding(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         _too_long,
         _gap,
         _empty_segment,
+        _segment_without_length,
+        _filler_where_nothing_is_aligned,
+        _longer_than_its_segment,
         _fewer_docs,
         _fewer_patches,
         _lost_image,
