@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.tiny_models import (
     IMAGE,
+    aligned_batch,
     assert_same_gradients,
     documents,
     empty_batch,
@@ -30,7 +31,7 @@ from trainer_client.batch import MicroBatch
 from trainer_client.device import normalize
 
 CLASSES = {"qwen2.5-vl": qwen2_5_vl, "qwen3-vl": qwen3_vl}
-BATCHES = {"mixed": mixed_batch, "text only": text_batch}
+BATCHES = {"mixed": mixed_batch, "text only": text_batch, "aligned": aligned_batch}
 
 
 @pytest.fixture(params=CLASSES)
@@ -108,7 +109,10 @@ def test_packed_loss_is_the_mean_of_separate_losses(build: Any, batch: MicroBatc
         torch.testing.assert_close(output.logits[:, tokens], logits, rtol=0, atol=1e-11)
         separate.append(loss_sum(logits, batch["labels"][tokens]))
     assert len(separate) > 1
-    packed, mean = loss_sum(output.logits, inputs["labels"]) / num_labels, sum(separate) / num_labels
+    packed, mean = (
+        loss_sum(output.logits, inputs["labels"]) / num_labels,
+        sum(separate) / num_labels,
+    )
     torch.testing.assert_close(packed, mean, rtol=1e-13, atol=0)
     torch.testing.assert_close(output.loss.double(), mean, rtol=1e-6, atol=0)
     got, expected = gradients(model, packed), gradients(model, mean)
@@ -146,8 +150,10 @@ def test_boundaries_and_dtypes(batch: MicroBatch) -> None:
     assert "attention_mask" not in inputs
     starts = batch["cu_seqlens"][:-1].long()
     assert set(inputs["labels"][0, starts].tolist()) == {-100}
-    assert ("pixel_values" in inputs) == ("image_grid_thw" in inputs) == (len(starts) > 0) & bool(
-        len(batch["image_grid_thw"])
+    assert (
+        ("pixel_values" in inputs)
+        == ("image_grid_thw" in inputs)
+        == (len(starts) > 0) & bool(len(batch["image_grid_thw"]))
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -60,6 +62,36 @@ def mixed_batch() -> MicroBatch:
     return micro_batch(*packs)
 
 
+def aligned_batch(align: int = 8) -> MicroBatch:
+    """A pack with images whose documents take multiples of `align` tokens."""
+    pack = next(pack for pack in synthetic_packs(2, seed=3, info=INFO) if pack.num_images)
+    batch = micro_batch(aligned_pack(pack, align))
+    assert (batch["doc_lengths"] < batch["cu_seqlens"].diff()).any()
+    return batch
+
+
+def aligned_pack(pack: FakePack, align: int) -> FakePack:
+    """The documents of a pack with filler behind each, and padding to a multiple of `align`."""
+    arrays = pack.arrays
+    bounds, num_docs = arrays["cu_seqlens"], pack.meta["num_docs"]
+    ids, labels, lengths, starts = [], [], [], [0]
+    for start, stop in itertools.pairwise(bounds[: num_docs + 1].tolist()):
+        length = stop - start
+        filler = -length % align
+        ids += [arrays["input_ids"][start:stop], np.full(filler, INFO.pad_token)]
+        labels += [arrays["labels"][start:stop], np.full(filler, -100)]
+        lengths.append(length)
+        starts.append(starts[-1] + length + filler)
+    padding = 2 * align
+    made = arrays | {
+        "input_ids": np.concatenate([*ids, np.full(padding, INFO.pad_token)]).astype(np.int32),
+        "labels": np.concatenate([*labels, np.full(padding, -100)]).astype(np.int32),
+        "cu_seqlens": np.array([*starts, starts[-1] + padding], np.int32),
+        "doc_lengths": np.array([*lengths, padding], np.int32),
+    }
+    return dataclasses.replace(pack, arrays=made)
+
+
 def text_batch() -> MicroBatch:
     return micro_batch(*synthetic_packs(1, seed=4, image_share=0, info=INFO))
 
@@ -70,10 +102,13 @@ def empty_batch() -> MicroBatch:
 
 def documents(batch: MicroBatch) -> Iterator[tuple[slice, Tensor]]:
     """(tokens of a document, numbers of its images)."""
-    bounds = batch["cu_seqlens"].tolist()
-    for number, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    starts, lengths = batch["cu_seqlens"].tolist(), batch["doc_lengths"].tolist()
+    for number, (start, length) in enumerate(zip(starts, lengths, strict=False)):
         if batch["doc_ids"][start] >= 0:
-            yield slice(start, stop), (batch["image_doc_ids"] == number).nonzero().flatten()
+            yield (
+                slice(start, start + length),
+                (batch["image_doc_ids"] == number).nonzero().flatten(),
+            )
 
 
 def qwen2_5_vl(attention: str = "sdpa") -> Any:
@@ -164,9 +199,12 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
     }
 
 
-def assert_same_gradients(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_same_gradients(
+    got: dict[str, Tensor], expected: dict[str, Tensor], *, share: float = 1e-10
+) -> None:
+    """To within `share` of the largest."""
     assert got.keys() == expected.keys()
     largest = max(float(g.abs().max()) for g in expected.values())
     assert largest > 0
     for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, rtol=0, atol=1e-10 * largest, msg=name)
+        torch.testing.assert_close(got[name], value, rtol=0, atol=share * largest, msg=name)

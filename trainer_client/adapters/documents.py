@@ -1,6 +1,6 @@
-"""What several conventions derive alike from a micro-batch: lengths, shifted labels, pixels.
+"""What several conventions derive alike from a micro-batch: shifted labels, fillers, pixels.
 
-Invariants: nothing is changed in place; nothing here waits for the device, except where said.
+Invariants: nothing is changed in place; nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -12,12 +12,6 @@ from trainer_client.batch import MicroBatch
 from trainer_client.device import normalize
 
 IGNORE = -100
-
-
-def doc_lengths(batch: MicroBatch) -> torch.Tensor:
-    """int32 [D]: real tokens of each segment, without the filler that aligns it."""
-    lengths: torch.Tensor | None = batch.get("doc_lengths")
-    return batch["cu_seqlens"].diff() if lengths is None else lengths
 
 
 def is_filler(batch: MicroBatch) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from dataservice.wire.messages import SessionOpened
-from trainer_client.adapters.documents import IGNORE, doc_lengths
+from trainer_client.adapters.documents import IGNORE
 from trainer_client.batch import MicroBatch
 
 
@@ -57,7 +57,7 @@ def _room(batch: MicroBatch, num_tokens: int) -> tuple[int, int]:
 
 def _append_padding(batch: MicroBatch, count: int, pad_token: int) -> None:
     """One more segment of padding, of `count` tokens."""
-    lengths, length = doc_lengths(batch), len(batch["input_ids"])
+    lengths, length = batch["doc_lengths"], len(batch["input_ids"])
     ids, bounds = batch["input_ids"], batch["cu_seqlens"]
 
     def append(name: str, value: int) -> None:

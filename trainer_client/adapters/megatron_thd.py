@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from trainer_client.adapters.documents import (
     IGNORE,
-    doc_lengths,
     is_filler,
     pixels,
     shifted_labels,
@@ -51,7 +50,7 @@ def packed_seq_params(
     bounds = batch["cu_seqlens"]
     real = bounds
     if align > 1 and not physical:
-        real = functional.pad(doc_lengths(batch).cumsum(0, dtype=torch.int32), (1, 0))
+        real = functional.pad(batch["doc_lengths"].cumsum(0, dtype=torch.int32), (1, 0))
     padded = bounds if align > 1 else None
     return PackedSeqParams(
         qkv_format="thd",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trainer_client.adapters.documents import IGNORE, doc_lengths, pixels
+from trainer_client.adapters.documents import IGNORE, pixels
 from trainer_client.batch import MicroBatch
 
 
@@ -61,7 +61,7 @@ def _rows(batch: MicroBatch) -> list[slice]:
     """Where the documents stand, without the filler behind them."""
     bounds = batch["cu_seqlens"].tolist()
     names = batch["doc_ids"].tolist()
-    lengths = doc_lengths(batch).tolist()
+    lengths = batch["doc_lengths"].tolist()
     return [
         slice(start, start + length)
         for start, length in zip(bounds[:-1], lengths, strict=True)
