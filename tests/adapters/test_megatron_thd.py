@@ -23,6 +23,7 @@ from support.tiny_models import (
 from torch import Tensor
 from torch.nn import functional
 
+from trainer_client.adapters.qwen_vl import mrope_positions
 from trainer_client.batch import MicroBatch
 from trainer_client.device import normalize
 
@@ -37,8 +38,7 @@ with warnings.catch_warnings():
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer import TransformerConfig
 
-from trainer_client.adapters.megatron_thd import VisualInputs, packed_seq_params, thd_batch
-from trainer_client.adapters.qwen_vl import mrope_positions
+    from trainer_client.adapters.megatron_thd import VisualInputs, packed_seq_params, thd_batch
 
 ALIGN = 8
 BATCHES = {"mixed": (mixed_batch, 1), "text only": (text_batch, 1), "aligned": (aligned_batch, 8)}
