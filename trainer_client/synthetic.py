@@ -106,7 +106,7 @@ def _document(
     rng: np.random.Generator, images: bool, info: SessionOpened
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
     tokens = rng.integers(0, PAD, rng.integers(4, 20)).tolist()
-    grids = []
+    grids: list[tuple[int, int, int]] = []
     for _ in range(int(rng.integers(1, 3)) if images else 0):
         group = 1 if info.tile else info.merge
         height, width = (group * int(side) for side in rng.integers(1, 4, 2))

@@ -1,6 +1,6 @@
 """What several conventions derive alike from a micro-batch: shifted labels, fillers, pixels.
 
-Invariants: nothing is changed in place; nothing here waits for the device.
+Invariants: nothing is changed in place.
 """
 
 from __future__ import annotations

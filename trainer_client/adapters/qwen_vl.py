@@ -2,7 +2,7 @@
 
 Invariants: attention stays inside a document, by `position_ids` and by `cu_seq_lens_*` alike;
 positions are those of transformers' `get_rope_index` on each document by itself; the first label
-of a document is -100; making the inputs never waits for the device.
+of a document is -100; positions are made without waiting for the device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def mrope_positions(batch: MicroBatch, *, image_token: int) -> torch.Tensor:
     advance = torch.ones_like(ids)
     place = ids.new_zeros((3, len(ids)))
     if len(grid):
-        frames, height, width = (grid // grid.new_tensor([1, merge, merge])).unbind(1)
+        frames, height, width = grid[:, 0], grid[:, 1] // merge, grid[:, 2] // merge
         ends = (frames * height * width).cumsum(0)
         number = (is_image.cumsum(0) - 1).clamp(min=0)
         image = torch.searchsorted(ends, number, right=True).clamp(max=len(grid) - 1)
