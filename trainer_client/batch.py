@@ -104,8 +104,14 @@ class MicroBatch(dict[str, Any]):
 
     `meta` has JSON types: step, micro_step, dp_rank, plan_digest, pack_ids, pack_numbers,
     sample_keys (a list a pack), loss_tokens (planned, of the whole step, all ranks), num_images
-    (of this micro-batch), ranks_without_images (of this micro-step), holes, waited_s, and
-    digests (SHA-256 of each pack as received) where the stream was asked for them.
+    (of this micro-batch), ranks_without_images (of this micro-step), holes, waited_s (seconds that
+    the trainer waited for it), and digests (SHA-256 of each pack as received) where the stream was
+    asked for them. What may change along the plan:
+
+        pack_length, num_packs   of this micro-batch: T == pack_length * num_packs
+        max_pixels               of a picture of this step; max_tiles where pictures are tiles
+        next_step                the same three of the step behind this one, num_packs a list by
+                                 micro-step; None where this step is the last
     """
 
     step: int

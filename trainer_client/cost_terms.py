@@ -1,6 +1,7 @@
 """What a micro-batch's compute time is made of, for a log that `dataservice fit-cost` reads.
 
-Invariants: the terms are those by which the planner costs the same packs; padding and filler count nowhere.
+Invariants: the terms are those by which the planner costs the same packs; padding and filler count
+nowhere.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 from dataservice.errors import DataServiceError
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.codec import pack_digest
-from dataservice.wire.messages import StepCells
+from dataservice.wire.messages import StepCells, StepSettings
 from trainer_client.batch import MicroBatch, VisionInfo, build_micro_batch
 from trainer_client.device import DeviceCopier
 from trainer_client.session import (
@@ -72,6 +72,14 @@ def make_batch(
         "loss_tokens": cells.loss_tokens,
         "num_images": cells.num_images[micro_step],
         "ranks_without_images": cells.ranks_without_images[micro_step],
+        **_settings(session, cells.settings),
+        "num_packs": len(places),
+        "next_step": (
+            None
+            if cells.next_step is None
+            else _settings(session, cells.next_step)
+            | {"num_packs": list(cells.next_step.num_packs)}
+        ),
         "waited_s": 0.0,
     }
     if digests:
@@ -82,6 +90,16 @@ def make_batch(
         is_last_micro_step=micro_step + 1 == len(cells.cells),
         vision=VisionInfo.of(session.opened),
     )
+
+
+def _settings(session: Session, settings: StepSettings) -> dict[str, Any]:
+    """As `meta` has them; what limits a picture is max_tiles where pictures are tiles."""
+    limit = (
+        {"max_tiles": settings.max_tiles}
+        if session.opened.tile
+        else {"max_pixels": settings.max_pixels}
+    )
+    return {"pack_length": settings.pack_length, **limit}
 
 
 class Prefetcher:

@@ -277,7 +277,7 @@ class Session:
             place = known[step].cells[micro_step][number]
             self.doing = f"pack {place.pack_id} is to come from the worker at {place.endpoint}"
             try:
-                pack = self._stream(place, known[step].pack_length, patience)
+                pack = self._stream(place, known[step].settings.pack_length, patience)
                 self.problem = None
                 return pack
             except WireError as error:

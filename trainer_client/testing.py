@@ -34,6 +34,7 @@ from dataservice.wire.messages import (
     SessionOpened,
     StepCells,
     Steps,
+    StepSettings,
     StreamPack,
 )
 from trainer_client.batch import MicroBatch
@@ -130,6 +131,9 @@ class FakeService:
         self._placement, self._drop_remainder = placement, drop_remainder
         self._ahead_steps, self._num_workers = ahead_steps, num_workers
         self._padding = padding_pack(info)
+        grids = [pack.arrays["image_grid_thw"] for pack in self.packs]
+        self._largest = max((int(grid.prod(axis=1).max(initial=0)) for grid in grids), default=0)
+        """Rows of the largest picture, its thumbnail not counted."""
         self._session, self._run_id = 0, ""
         self._old_runs: set[str] = set()
         self._joined: dict[int, ResumeState | None] = {}
@@ -218,6 +222,16 @@ class FakeService:
         size = self._grid.num_packs
         return self._first.step + (left // size if self._drop_remainder else -(-left // size))
 
+    @property
+    def _settings(self) -> StepSettings:
+        grid, tiles = self._grid, self.info.tile > 0
+        return StepSettings(
+            pack_length=self.info.pack_length,
+            num_packs=(grid.packs_per_cell,) * grid.micro_steps,
+            max_pixels=0 if tiles else self._largest * self.info.patch**2,
+            max_tiles=self._largest if tiles else 0,
+        )
+
     def step(self, step: int, dp_rank: int) -> StepCells:
         """What a rank of the open session is given of a step."""
         grid, cursor, end = self._grid, self._cursor(step), self._cursor(step + 1)
@@ -242,7 +256,8 @@ class FakeService:
             cursor=cursor,
             next_cursor=end,
             cells=cells,
-            pack_length=self.info.pack_length,
+            settings=self._settings,
+            next_step=self._settings if step + 1 < self._end_step else None,
             loss_tokens=sum(pack.loss_tokens for pack in packs),
             num_images=tuple(by_cell[:, dp_rank].tolist()),
             ranks_without_images=tuple((by_cell == 0).sum(axis=1).tolist()),

@@ -48,6 +48,20 @@ class CursorState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """What a trainer may want to know of a step before it comes."""
+
+    pack_length: int
+    """Tokens of each of its packs."""
+    num_packs: tuple[int, ...]
+    """Of a cell, by micro-step."""
+    max_pixels: int = 0
+    """Of a picture; 0 where pictures are tiles."""
+    max_tiles: int = 0
+    """Of a picture, its thumbnail not counted; 0 where pictures are patches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepCells:
     """One rank's share of a step."""
 
@@ -58,8 +72,10 @@ class StepCells:
     """At its end."""
     cells: tuple[tuple[PackPlace, ...], ...]
     """cells[micro_step] = its packs in order."""
-    pack_length: int
-    """Tokens of each pack of the step; another in another phase of the plan."""
+    settings: StepSettings
+    """Others in another phase of the plan."""
+    next_step: StepSettings | None
+    """Of the step behind it; None: this one is the last."""
     loss_tokens: int
     """Planned loss tokens of the whole step, all ranks."""
     num_images: tuple[int, ...]

@@ -33,6 +33,7 @@ from dataservice.wire.messages import (
     RegisterWorker,
     ReportHoles,
     StepCells,
+    StepSettings,
     Work,
 )
 from dataservice.wire.schema import encode
@@ -90,11 +91,13 @@ class FakePlanner:
         self.asked.append(request)
         cursor = request.cursor
         count = request.dp_size * request.micro_steps
+        settings = StepSettings(pack_length=8, num_packs=(1,) * request.micro_steps)
         ids = tuple(f"{cursor.step}.{i}" for i in range(count))
         return PlannedStep(
             end=False,
             next_cursor=cursor_at(cursor.step + 1, cursor.next_pack[0] + count, cursor.lane_homes),
-            pack_length=8,
+            settings=settings,
+            next_step=settings,
             number=int64([cursor.next_pack[0] + i for i in range(count)]),
             pack_ids=ids,
             specs=tuple(encode(_spec(pack_id)) for pack_id in ids),

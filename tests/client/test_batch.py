@@ -120,6 +120,60 @@ def test_tiles_of_each_image() -> None:
         check_pack(short, packs[0].meta, pack_length=TILES.pack_length, vision=vision)
 
 
+@pytest.mark.parametrize("packs_per_cell", [1, 3])
+def test_filler_behind_aligned_documents(packs_per_cell: int) -> None:
+    info = dataclasses.replace(FAKE_INFO, pack_length=96, align=8)
+    packs = synthetic_packs(packs_per_cell, seed=5, image_share=1.0, info=info)
+    for pack in packs:
+        check_pack(pack.arrays, pack.meta, pack_length=96, vision=VISION, align=8)
+    batch = build(*packs)
+    sizes = batch["cu_seqlens"].diff()
+    assert (batch["cu_seqlens"] % 8 == 0).all()
+    assert (sizes > batch["doc_lengths"]).any()
+    assert (sizes - batch["doc_lengths"]).max() < 8
+    assert batch["doc_lengths"].dtype == torch.int32
+    filler = batch["position_ids"] >= batch["doc_lengths"].repeat_interleave(sizes)
+    assert set(batch["doc_ids"][filler].tolist()) == {-1}
+    assert set(batch["labels"][filler].tolist()) == {-100}
+    assert set(batch["input_ids"][filler].tolist()) == {FAKE_INFO.pad_token}
+    inside = torch.cat([torch.arange(size) for size in sizes.tolist()])
+    assert torch.equal(batch["position_ids"], inside)
+    documents = sum(pack.meta["num_docs"] for pack in packs)
+    assert len(set(batch["doc_ids"][~filler].tolist()) - {-1}) == documents
+
+
+def _not_where_the_session_aligns(arrays: dict[str, Any]) -> None:
+    arrays["cu_seqlens"][1] += 1
+
+
+def _label_in_the_filler(arrays: dict[str, Any]) -> None:
+    segment = int(np.flatnonzero(np.diff(arrays["cu_seqlens"]) > arrays["doc_lengths"])[0])
+    arrays["labels"][arrays["cu_seqlens"][segment + 1] - 1] = 7
+
+
+def _filler_of_a_whole_unit(arrays: dict[str, Any]) -> None:
+    arrays["doc_lengths"][-1] -= 8
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_not_where_the_session_aligns, "not multiples of 8|do not fill"),
+        (_label_in_the_filler, "filler behind a document has labels"),
+        (_filler_of_a_whole_unit, "do not fill their segments, aligned to 8"),
+    ],
+)
+def test_an_aligned_pack_that_does_not_fit_together_is_refused(damage: Any, words: str) -> None:
+    info = dataclasses.replace(FAKE_INFO, pack_length=96, align=8)
+    pack = synthetic_packs(1, seed=5, image_share=1.0, info=info)[0]
+    limits = {"pack_length": 96, "vision": VISION, "align": 8}
+    arrays, meta = dict(pack.arrays), pack.meta | {"pack_id": "0.0.7"}
+    check_pack(arrays, meta, **limits)
+    damage(arrays)
+    with pytest.raises(WireError, match=words):
+        check_pack(arrays, meta, **limits)
+
+
 def test_a_padding_pack_is_one_segment_without_a_document() -> None:
     batch = build(padding_pack())
     assert batch["cu_seqlens"].tolist() == [0, FAKE_INFO.pack_length]

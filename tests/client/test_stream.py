@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
 from trainer_client import MicroBatch, PackStream, ParallelLayout
 from trainer_client.testing import (
+    FAKE_INFO,
     FakeService,
     assert_resume_identical,
     assert_same_batches,
@@ -112,6 +114,30 @@ def test_tensors_and_meta_are_those_of_the_pack(service: FakeService) -> None:
         without = 2 - len(cells) + sum(pack.num_images == 0 for pack in cells)
         assert batch.meta["ranks_without_images"] == without
     assert json.loads(json.dumps(ranks[0][0].meta)) == ranks[0][0].meta
+
+
+def test_settings_of_the_next_step_come_with_each_batch(service: FakeService) -> None:
+    (batches,) = read_ranks(service, dp_size=1, micro_steps=3, packs_per_cell=2)
+    own = {"pack_length": 64, "max_pixels": batches[0].meta["max_pixels"]}
+    sides = [
+        side for pack in PACKS for side in pack.arrays["image_grid_thw"].max(axis=1, initial=0)
+    ]
+    assert max(sides) * 2 <= own["max_pixels"] <= max(sides) ** 2 * 4
+    for batch in batches:
+        assert len(batch["input_ids"]) == batch.meta["num_packs"] * batch.meta["pack_length"]
+        assert own | {"num_packs": 2} == {name: batch.meta[name] for name in (*own, "num_packs")}
+        last = batch.step == batches[-1].step
+        assert batch.meta["next_step"] == (None if last else own | {"num_packs": [2, 2, 2]})
+
+
+def test_settings_of_tiles_are_in_tiles() -> None:
+    info = replace(FAKE_INFO, pack_length=256, tile=4, thumbnail=True, tile_tokens=3)
+    packs = synthetic_packs(3, image_share=1.0, info=info)
+    with FakeService(packs, info=info) as service, stream_of(service) as stream:
+        meta = next(stream).meta
+    most = max(pack.arrays["image_grid_thw"].prod(axis=1).max() for pack in packs)
+    assert meta["max_tiles"] == meta["next_step"]["max_tiles"] == most
+    assert "max_pixels" not in meta
 
 
 def test_peers_of_a_rank_get_the_same(service: FakeService) -> None:
