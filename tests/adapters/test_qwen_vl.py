@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.tiny_models import (
     IMAGE,
+    INFO,
     aligned_batch,
     assert_same_gradients,
     documents,
@@ -22,6 +23,8 @@ from support.tiny_models import (
 from torch import Tensor
 
 from dataservice.errors import WireError
+from trainer_client import PackStream, ParallelLayout
+from trainer_client.adapters.dummy import with_dummy_image
 from trainer_client.adapters.qwen_vl import (
     mrope_positions,
     qwen_finetune_inputs,
@@ -29,6 +32,7 @@ from trainer_client.adapters.qwen_vl import (
 )
 from trainer_client.batch import MicroBatch
 from trainer_client.device import normalize
+from trainer_client.testing import FakeService, synthetic_packs
 
 CLASSES = {"qwen2.5-vl": qwen2_5_vl, "qwen3-vl": qwen3_vl}
 BATCHES = {"mixed": mixed_batch, "text only": text_batch, "aligned": aligned_batch}
@@ -168,6 +172,35 @@ def test_a_micro_batch_without_a_document(build: Any) -> None:
     inputs = inputs_of(empty_batch())
     loss = loss_sum(build()(**inputs).logits, inputs["labels"])
     assert loss == 0
+
+
+def test_training_on_a_stream(build: Any) -> None:
+    """As in the README: two steps of two micro-steps, some of them text only."""
+    model, dp_size, tower = build(), 1, []
+    model.model.visual.register_forward_hook(lambda *_: tower.append(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    packs = synthetic_packs(4, seed=5, image_share=0.5, info=INFO)
+    step_losses: list[float] = []
+    with FakeService(packs, info=INFO) as service:
+        stream = PackStream(
+            service.endpoint, job="qwen", layout=ParallelLayout.data_parallel(0, 1), micro_steps=2
+        )
+        with stream:
+            info, loss_of_step = stream.open(), 0.0
+            for batch in stream:
+                batch = with_dummy_image(batch, info)
+                inputs = qwen_vl_inputs(batch, image_token=info.image_token)
+                labels = batch.meta["loss_tokens"] / dp_size
+                loss = model(**inputs, num_items_in_batch=labels).loss
+                loss.backward()
+                loss_of_step += loss.item()
+                if batch.is_last_micro_step:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    step_losses.append(loss_of_step)
+                    loss_of_step = 0.0
+    assert len(tower) == 4 and len(step_losses) == 2
+    assert all(0 < loss < 20 for loss in step_losses)
 
 
 def test_the_form_of_qwens_finetuning_code(build: Any) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -64,32 +62,10 @@ def mixed_batch() -> MicroBatch:
 
 def aligned_batch(align: int = 8) -> MicroBatch:
     """A pack with images whose documents take multiples of `align` tokens."""
-    pack = next(pack for pack in synthetic_packs(2, seed=3, info=INFO) if pack.num_images)
-    batch = micro_batch(aligned_pack(pack, align))
+    info = dataclasses.replace(INFO, align=align)
+    batch = micro_batch(*synthetic_packs(1, seed=3, image_share=1.0, info=info))
     assert (batch["doc_lengths"] < batch["cu_seqlens"].diff()).any()
     return batch
-
-
-def aligned_pack(pack: FakePack, align: int) -> FakePack:
-    """The documents of a pack with filler behind each, and padding to a multiple of `align`."""
-    arrays = pack.arrays
-    bounds, num_docs = arrays["cu_seqlens"], pack.meta["num_docs"]
-    ids, labels, lengths, starts = [], [], [], [0]
-    for start, stop in itertools.pairwise(bounds[: num_docs + 1].tolist()):
-        length = stop - start
-        filler = -length % align
-        ids += [arrays["input_ids"][start:stop], np.full(filler, INFO.pad_token)]
-        labels += [arrays["labels"][start:stop], np.full(filler, -100)]
-        lengths.append(length)
-        starts.append(starts[-1] + length + filler)
-    padding = 2 * align
-    made = arrays | {
-        "input_ids": np.concatenate([*ids, np.full(padding, INFO.pad_token)]).astype(np.int32),
-        "labels": np.concatenate([*labels, np.full(padding, -100)]).astype(np.int32),
-        "cu_seqlens": np.array([*starts, starts[-1] + padding], np.int32),
-        "doc_lengths": np.array([*lengths, padding], np.int32),
-    }
-    return dataclasses.replace(pack, arrays=made)
 
 
 def text_batch() -> MicroBatch:
