@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainer_client.adapters.qwen_vl import mrope_positions
-from trainer_client.batch import MicroBatch
 from trainer_client.device import normalize
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -37,6 +36,10 @@ with warnings.catch_warnings():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.moe.moe_utils import (
+        compute_routing_scores_for_aux_loss,
+        z_loss_func,
+    )
 
     from trainer_client.adapters.megatron_thd import VisualInputs, packed_seq_params, thd_batch
 
@@ -224,8 +227,21 @@ def test_images_of_the_batch() -> None:
     assert "visual_inputs" not in thd_batch(text_batch())
 
 
+def test_moe_losses_leave_padding_out() -> None:
+    """Megatron-Core's docstrings differ on what True means; its functions do not."""
+    mask = thd_batch(aligned_batch(ALIGN), align=ALIGN)["padding_mask"][0]
+    assert mask.any() and not mask.all()
+    logits = torch.randn(len(mask), 4, dtype=torch.float64)
+    torch.testing.assert_close(
+        z_loss_func(logits, 1.0, padding_mask=mask), z_loss_func(logits[~mask], 1.0)
+    )
+    routes, scores = compute_routing_scores_for_aux_loss(logits, 2, "softmax", padding_mask=mask)
+    assert not routes[mask].any() and not scores[mask].any()
+    assert (routes[~mask].sum(dim=1) == 2).all()
+
+
 def test_a_micro_batch_without_a_document(model: GPTModel) -> None:
-    batch: MicroBatch = empty_batch()
+    batch = empty_batch()
     made = thd_batch(batch)
     losses = token_losses(
         model, made["tokens"], made["labels"], packed_seq_params=packed_seq_params(batch)
