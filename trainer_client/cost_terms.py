@@ -1,6 +1,7 @@
 """What a micro-batch's compute time is made of, for a log that `dataservice fit-cost` reads.
 
-Invariants: the terms are those by which the planner costs the same packs; padding counts nowhere.
+Invariants: the terms are those by which the planner costs the same packs; padding and filler count
+nowhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from trainer_client.batch import MicroBatch
 def cost_terms(batch: MicroBatch) -> dict[str, int]:
     """`patches`, `patches_squared` (over images, or tiles) and `length_squared` (over documents).
 
-    Reads image_grid_thw (before the merge) or num_tiles, cu_seqlens and doc_ids of a micro-batch.
+    Reads image_grid_thw (before the merge) or num_tiles, cu_seqlens, doc_lengths and doc_ids.
     With a time they make one row of a log:
 
         end.synchronize()
@@ -31,8 +32,8 @@ def cost_terms(batch: MicroBatch) -> dict[str, int]:
     else:
         patches = batch["image_grid_thw"].prod(dim=1)
         squared = patches * patches
-    bounds = batch["cu_seqlens"].long()
-    lengths = bounds.diff()[batch["doc_ids"][bounds[:-1]] >= 0]
+    starts = batch["cu_seqlens"][:-1].long()
+    lengths = batch["doc_lengths"].long()[batch["doc_ids"][starts] >= 0]
     return {
         "patches": int(patches.sum()),
         "patches_squared": int(squared.sum()),

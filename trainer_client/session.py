@@ -345,7 +345,13 @@ class Session:
             raise
         if meta.get("pack_id") != place.pack_id:
             raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
-        check_pack(arrays, meta, pack_length=pack_length, vision=VisionInfo.of(self.opened))
+        check_pack(
+            arrays,
+            meta,
+            pack_length=pack_length,
+            vision=VisionInfo.of(self.opened),
+            align=self.opened.align,
+        )
         if local:
             with self._lock:
                 self.local_packs += 1

@@ -224,6 +224,7 @@ class SessionDesk:
             first_step=session.first_step,
             first_micro_step=session.first_micro_step,
             pack_length=plan.pack_length,
+            align=self._shared.config.plan.align,
             patch=vision.patch,
             merge=vision.merge,
             temporal_patch=vision.temporal_patch,
