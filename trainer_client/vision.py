@@ -9,7 +9,7 @@ rank and no collective is missed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -73,7 +73,7 @@ def chunked_forward(
         found.append(encode(*_blank(patches, grid, merge)))
     num_rows = sum(sizes) // merge**2
     if isinstance(found[0], Tensor):
-        return torch.cat(found)[:num_rows]
+        return torch.cat(cast("list[Tensor]", found))[:num_rows]
     return tuple(torch.cat(parts)[:num_rows] for parts in zip(*found, strict=True))
 
 
@@ -124,7 +124,7 @@ def cp_forward(
 
     def gathered(own: Tensor) -> Tensor:
         padded = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
-        everyone: Tensor = _Gather.apply(padded, group)  # type: ignore[no-untyped-call]
+        everyone: Tensor = _Gather.apply(padded, group)
         return everyone.flatten(0, 1).index_select(0, place)
 
     if isinstance(outputs, Tensor):

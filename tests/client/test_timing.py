@@ -167,3 +167,35 @@ def test_its_log_is_what_fit_cost_reads(
     assert found["patches_squared_s"] == pytest.approx(3e-6, rel=1e-3)
     assert found["length_squared_s"] == pytest.approx(2e-5, rel=1e-3)
     assert found["constant_s"] == pytest.approx(3.0, rel=1e-3)
+
+
+def test_rows_wait_for_the_device_without_holding_it_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[bool] = []
+
+    class Slow(timing._Clock):
+        """Of a device that is done when told so."""
+
+        def passed(self, mark: Any) -> bool:
+            return bool(passed)
+
+    monkeypatch.setattr(timing, "_clock", lambda _batch: Slow())
+    monkeypatch.setattr(timing, "BEHIND", 3)
+    (batch,) = batches(1)
+    timer = CostTimer(str(tmp_path / "log"), vision=Vision(Clock()), skip=0)
+
+    def rows_after_one_more() -> int:
+        with timer.micro_batch(batch):
+            pass
+        timer._log.flush()
+        return len(rows_of(tmp_path / "log"))
+
+    assert [rows_after_one_more() for _ in range(5)] == [0, 0, 0, 1, 2]
+    assert all("pixel_values" not in timed.batch for timed in timer._waiting)
+    passed.append(True)
+    assert rows_after_one_more() == 6
+    passed.clear()
+    assert rows_after_one_more() == 6
+    timer.close()
+    assert len(rows_of(tmp_path / "log")) == 7

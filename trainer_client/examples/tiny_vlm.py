@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,7 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from dataservice.errors import ConfigError
 from dataservice.wire.messages import SessionOpened
@@ -30,7 +33,7 @@ from trainer_client.vision import chunked_forward
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch before 2.10
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]
 
 IGNORE = -100
 Attention = Literal["auto", "flash", "mask", "segments"]
@@ -154,9 +157,10 @@ def attend(qkv: Tensor, segments: Segments, *, causal: bool) -> Tensor:
         query, key, value = qkv.unbind(1)
         bounds, longest = segments.cu_seqlens, segments.longest
         window = (-1, 0) if causal else (-1, -1)
-        attended: Tensor = varlen_attn(
+        attended = varlen_attn(
             query, key, value, bounds, bounds, longest, longest, window_size=window
         )
+        assert isinstance(attended, Tensor)
         return attended
     mask = segments.ids[:, None] == segments.ids[None, :]
     return _sdpa(qkv, mask.tril() if causal else mask, False)
@@ -197,10 +201,12 @@ class Block(nn.Module):
         """x [T, dim]"""
         if self.recompute == "none" or not torch.is_grad_enabled():
             return self._layers(x, segments)
-        options: dict[str, Callable[..., object]] = {}
+        keeping = noop_context_fn
         if self.recompute == "selective":
-            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, KEPT)
-        result: Tensor = checkpoint(self._layers, x, segments, use_reentrant=False, **options)
+            keeping = functools.partial(create_selective_checkpoint_contexts, KEPT)
+        result: Tensor = checkpoint(
+            self._layers, x, segments, use_reentrant=False, context_fn=keeping
+        )
         return result
 
     def _layers(self, x: Tensor, segments: Segments) -> Tensor:

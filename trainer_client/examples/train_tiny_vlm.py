@@ -171,9 +171,10 @@ def run(args: argparse.Namespace) -> None:
         with ExitStack() as around:
             timer = None
             if args.timings:
-                vision = getattr(model, "module", model).vision
+                plain = model.module if isinstance(model, DistributedDataParallel) else model
+                assert isinstance(plain, TinyVLM)
                 path = f"{args.timings}-rank{rank}.jsonl"
-                timer = around.enter_context(CostTimer(path, vision=vision))
+                timer = around.enter_context(CostTimer(path, vision=plain.vision))
             train(model, optimizer, stream, after_step=after_step, timer=timer)
 
 
