@@ -63,7 +63,7 @@ def chunked_forward(
             outputs: Embeddings = checkpoint(encoder, rows, images, use_reentrant=False)
         else:
             outputs = encoder(rows, images)
-        return _checked(outputs, sum(_sizes(rows, images)), merge)
+        return _checked(outputs, len(rows), merge)
 
     found = []
     for start, stop in bounds:
