@@ -13,7 +13,8 @@ def cost_terms(batch: MicroBatch) -> dict[str, int]:
     """`patches`, `patches_squared` (over images, or tiles) and `length_squared` (over documents).
 
     Reads image_grid_thw (before the merge) or num_tiles, cu_seqlens, doc_lengths and doc_ids.
-    With a time they make one row of a log:
+    With a time they make one row of a log (`trainer_client.timing.CostTimer` writes such rows, with
+    the vision part's time by itself):
 
         end.synchronize()
         row = cost_terms(batch) | {"ms": start.elapsed_time(end)}
