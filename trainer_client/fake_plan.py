@@ -81,7 +81,8 @@ class PlannedPacks:
 
     def _built(self, window: WindowPlan, number: int) -> FakePack:
         settings = self.plan.settings
-        documents, keys, image_docs, grids = [], [], [], []
+        documents: list[tuple[list[int], list[int]]] = []
+        keys, image_docs, grids = [], [], []
         pixels = [np.zeros(settings.vision.pixel_shape(0), np.uint8)]
         for item in range(*window.item_offsets[number : number + 2].tolist()):
             source, row = int(window.source[item]), int(window.row[item])
