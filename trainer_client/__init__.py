@@ -9,7 +9,8 @@ from trainer_client.batch import MicroBatch, VisionInfo
 from trainer_client.cost_terms import cost_terms
 from trainer_client.device import normalize
 from trainer_client.layout import ParallelLayout
-from trainer_client.stream import PackStream, StreamStats
+from trainer_client.metrics import StreamStats
+from trainer_client.stream import PackStream
 
 __all__ = [
     "MicroBatch",

@@ -93,7 +93,8 @@ class MicroBatch(dict[str, Any]):
         doc_lengths                       int32 [D]     tokens of each segment without its filler
         max_seqlen                        int           longest segment, filler with it
         doc_ids                           int32 [T]     number of the segment; -1 on padding, filler
-        pixel_values                      uint8 [P, 3*side*side], see `normalize`; side: vision.side
+        pixel_values                      uint8 [P, 3*side*side], see `normalize`, also for what a
+                                          stream that normalises gives; side: vision.side
         image_grid_thw                    int64 [N, 3]  in patches, or tiles
         image_doc_ids                     int32 [N]     segment of each image
         num_tiles                         int64 [N]     of tiles only: rows of `pixel_values` of
@@ -105,8 +106,9 @@ class MicroBatch(dict[str, Any]):
     `meta` has JSON types: step, micro_step, dp_rank, plan_digest, pack_ids, pack_numbers,
     sample_keys (a list a pack), loss_tokens (planned, of the whole step, all ranks), num_images
     (of this micro-batch), ranks_without_images (of this micro-step), holes, waited_s (seconds that
-    the trainer waited for it), and digests (SHA-256 of each pack as received) where the stream was
-    asked for them. What may change along the plan:
+    the trainer waited for it), step_waited_s (and for the step up to it: of the last micro-batch,
+    for the step), and digests (SHA-256 of each pack as received) where the stream was asked for
+    them. What may change along the plan:
 
         pack_length, num_packs   of this micro-batch: T == pack_length * num_packs
         max_pixels               of a picture of this step; max_tiles where pictures are tiles

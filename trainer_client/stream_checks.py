@@ -16,12 +16,15 @@ from trainer_client.batch import MicroBatch
 from trainer_client.stream import PackStream
 
 
+_NO_WAIT = {"waited_s": 0.0, "step_waited_s": 0.0}
+
+
 def assert_same_batches(got: Sequence[MicroBatch], expected: Sequence[MicroBatch]) -> None:
     """Same addresses, same packs, same tensors; only the seconds waited may differ."""
     assert len(got) == len(expected), f"{len(got)} batches, expected {len(expected)}"
     for a, b in zip(got, expected, strict=True):
         where = f"step {b.step} micro-step {b.micro_step}"
-        assert a.meta | {"waited_s": 0.0} == b.meta | {"waited_s": 0.0}, where
+        assert a.meta | _NO_WAIT == b.meta | _NO_WAIT, where
         assert a.is_last_micro_step == b.is_last_micro_step, where
         assert a.keys() == b.keys(), where
         for name, value in b.items():

@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader, IterableDataset
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
-from trainer_client import MicroBatch, PackStream, ParallelLayout
+from trainer_client import MicroBatch, PackStream, ParallelLayout, normalize
+from trainer_client.depth import LEAST_BYTES, MEMORY_SHARE
 from trainer_client.testing import (
     FAKE_INFO,
     FakeService,
@@ -344,6 +345,12 @@ def test_progress_and_waiting_are_reported() -> None:
         batches = list(stream)
         waited_s = sum(batch.meta["waited_s"] for batch in batches)
         assert waited_s > 0
+        for first, last in zip(batches[::2], batches[1::2], strict=True):
+            assert first.meta["step_waited_s"] == first.meta["waited_s"]
+            of_step = first.meta["waited_s"] + last.meta["waited_s"]
+            assert last.meta["step_waited_s"] == pytest.approx(of_step)
+        assert stream.stats().steps == 11
+        assert stream.stats().step_waited_s == pytest.approx(of_step)
         assert stream.stats().waited_s == pytest.approx(waited_s)
         assert stream.stats().batches == 22
         stream.close()
@@ -373,6 +380,65 @@ def test_a_slow_rank_holds_the_others_back_only_beyond_the_window() -> None:
             assert next(fast).step == 3
 
 
+def test_without_prefetch_nothing_is_fetched_before_it_is_asked_for(service: FakeService) -> None:
+    with stream_of(service, prefetch_packs=0, packs_per_cell=2) as stream:
+        stream.open()
+        for taken in range(4):
+            assert reaches_and_keeps(lambda: len(service.requests), 2 * taken)
+            next(stream)
+        assert pack_numbers([list(stream)])[-1] == 21
+        assert stream.stats().peak_held_packs == 2
+
+
+def test_depth_grows_where_the_trainer_waits_for_what_did_not_fit(service: FakeService) -> None:
+    with stream_of(service) as stream:
+        stream.open()
+        start = stream.stats().prefetch_packs
+        wait_until(lambda: stream.stats().held_packs == start)
+        service.frame_delay_s = 0.05
+        for _ in range(start + 2):
+            next(stream)
+        assert stream.stats().prefetch_packs == 2 * start
+    with stream_of(service, prefetch_packs=start) as fixed:
+        list(fixed)
+        assert fixed.stats().prefetch_packs == start
+
+
+def test_depth_shrinks_where_memory_is_scarce(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trainer_client.prefetch.free_bytes", lambda: LEAST_BYTES * MEMORY_SHARE * 2
+    )
+    with stream_of(service) as stream:
+        list(stream)
+        assert 2 * LEAST_BYTES <= stream.stats().prefetch_bytes < 3 * LEAST_BYTES
+    with stream_of(service, prefetch_bytes=1 << 30) as fixed:
+        list(fixed)
+        assert fixed.stats().prefetch_bytes == 1 << 30
+
+
+# ---- pixels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stream_normalises(service: FakeService, dtype: torch.dtype) -> None:
+    with stream_of(service) as stream:
+        plain = list(stream)
+    with stream_of(service, normalize=dtype, prefetch_packs=3) as stream:
+        normalised = list(stream)
+        packs = [pack.size_bytes for pack in PACKS]
+        assert stream.stats().peak_held_bytes > sum(sorted(packs)[-3:])
+        assert stream.stats().held_bytes == 0
+    for raw, batch in zip(plain, normalised, strict=True):
+        assert batch["pixel_values"].dtype == dtype
+        assert torch.equal(batch["pixel_values"], normalize(raw, dtype))
+        assert normalize(batch, dtype) is batch["pixel_values"]
+        assert torch.equal(batch["image_grid_thw"], raw["image_grid_thw"])
+    with pytest.raises(ConfigError, match=r"normalised to .* already, and torch\.float64"):
+        normalize(normalised[0], torch.float64)
+
+
 # ---- settings -----------------------------------------------------------------------------------
 
 
@@ -380,7 +446,11 @@ def test_a_slow_rank_holds_the_others_back_only_beyond_the_window() -> None:
     ("changes", "text"),
     [
         ({"micro_steps": 0}, "micro_steps is 0"),
-        ({"prefetch_packs": 0}, "prefetch_packs is 0"),
+        ({"prefetch_packs": -1}, "prefetch_packs is -1, must be at least 0"),
+        ({"prefetch_bytes": 0}, "prefetch_bytes is 0"),
+        ({"device_bytes": 0}, "device_bytes is 0"),
+        ({"normalize": torch.int8}, "normalize is torch.int8"),
+        ({"metrics_file": "/no/such/folder/file.prom"}, "metrics_file is .*no folder"),
         ({"layout": ParallelLayout.data_parallel(0, 2)}, "run_id is not given"),
         ({"device": "cuda:99"}, "cuda"),
     ],
