@@ -239,12 +239,20 @@ class ParallelLayout:
     @property
     def reads(self) -> bool:
         """Whether this process reads a stream; False where the trainer gives it its batches."""
-        return self._reads(self.rank)
+        return self.reads_at(self.rank)
+
+    def reads_at(self, rank: int) -> bool:
+        """Whether that one does."""
+        for name in self.trainer_shares:
+            place = self._place_of(rank, name)
+            if place and not (name == "pp" and place == self.pp - 1):
+                return False
+        return True
 
     @property
     def readers(self) -> tuple[int, ...]:
         """Those of `peers` that read a stream."""
-        return tuple(rank for rank in self.peers if self._reads(rank))
+        return tuple(rank for rank in self.peers if self.reads_at(rank))
 
     @property
     def peer(self) -> int:
@@ -308,13 +316,6 @@ class ParallelLayout:
     def _place_of(self, rank: int, dimension: str) -> int:
         size: int = getattr(self, dimension, 1)
         return rank // self._stride(dimension) % size
-
-    def _reads(self, rank: int) -> bool:
-        for name in self.trainer_shares:
-            place = self._place_of(rank, name)
-            if place and not (name == "pp" and place == self.pp - 1):
-                return False
-        return True
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

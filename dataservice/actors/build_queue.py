@@ -1,9 +1,9 @@
 """What a worker has to build, is building and holds ready; shared by its builder threads.
 
-Invariants: bytes that nobody has fetched yet stay within the bound, shared equally among the ranks
+Invariants: bytes that a peer has yet to fetch stay within the bound, shared equally among the ranks
 served (each may always hold one pack); packs leave in the order of need, one that a client asks for
 whatever the bound; a builder of text-only packs is never given another, so those wait for no
-picture; packs already fetched are kept only while there is room.
+picture; packs that all peers have fetched are kept only while there is room.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dataservice.core.dispatch import Candidate, next_to_build
 from dataservice.core.packspec import PackSpec
@@ -32,6 +32,8 @@ class Job:
     storage_holes: bool
     size_bytes: int
     """Estimate, for the bound."""
+    takers: int = 1
+    """Peers that will fetch it; kept until they have."""
     isolated: bool = False
     """Whether its pictures are suspect: decoded in a process of their own."""
 
@@ -48,6 +50,8 @@ class Job:
 class _Ready:
     job: Job
     pack: EncodedPack
+    taken_by: set[int] = field(default_factory=set)
+    """Peers that have it."""
 
     @property
     def size_bytes(self) -> int:
@@ -219,12 +223,16 @@ class BuildQueue:
             ready = self._ready.get(pack_id) or self._served.get(pack_id)
             return ready.pack if ready is not None else None
 
-    def served(self, pack_id: str) -> None:
-        """A client has all of it: kept for its peers while there is room."""
+    def served(self, pack_id: str, peer: int = 0) -> None:
+        """A peer has all of it. Once as many have as will fetch it, it is kept while there is
+        room."""
         with self._state:
-            ready = self._ready.pop(pack_id, None)
-            if ready is not None:
-                self._served[pack_id] = ready
+            ready = self._ready.get(pack_id)
+            if ready is None:
+                return
+            ready.taken_by.add(peer)
+            if len(ready.taken_by) >= ready.job.takers:
+                self._served[pack_id] = self._ready.pop(pack_id)
                 self._served_bytes += ready.size_bytes
                 self._recount()
                 self._make_room()
