@@ -15,7 +15,6 @@ import torch
 from trainer_client.batch import MicroBatch
 from trainer_client.stream import PackStream
 
-
 _NO_WAIT = {"waited_s": 0.0, "step_waited_s": 0.0}
 
 

@@ -8,6 +8,7 @@ Needs grpcio-health-checking besides the base install (the `test` extra has it).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -27,7 +28,6 @@ from dataservice.wire.messages import (
     OpenSession,
     PackPlace,
     Progress,
-    ResumeState,
     SessionOpened,
     StepCells,
     Steps,
@@ -127,7 +127,8 @@ class FakeService:
         """Whether no step is behind them."""
         self._session, self._run_id = 0, ""
         self._old_runs: set[str] = set()
-        self._joined: dict[int, ResumeState | None] = {}
+        self._joined: dict[tuple[int, int], OpenSession] = {}
+        """By rank and peer."""
         self._request: OpenSession | None = None
         self._workers: list[_Worker] = []
 
@@ -274,12 +275,13 @@ class FakeService:
     async def open_session(self, request: OpenSession) -> SessionOpened:
         if request.run_id != self._run_id:
             self._start_session(request)
-        self._joined[request.dp_rank] = request.state
+        self._joined[request.dp_rank, request.peer] = request
         deadline = time.monotonic() + request.wait_s
         while True:
             if request.run_id != self._run_id:
                 raise SessionFenced(f"run {request.run_id} was replaced by run {self._run_id}")
-            missing = sorted(set(range(request.dp_size)) - set(self._joined))
+            places = itertools.product(range(request.dp_size), range(request.peers))
+            missing = sorted({rank for rank, peer in places if (rank, peer) not in self._joined})
             if not missing:
                 break
             if time.monotonic() >= deadline:
@@ -292,6 +294,11 @@ class FakeService:
             session=self._session,
             first_step=self._first.step,
             first_micro_step=request.state.micro_step if request.state else 0,
+            host_peers=tuple(
+                peer
+                for (rank, peer), other in sorted(self._joined.items())
+                if rank == request.dp_rank and other.host == request.host
+            ),
         )
 
     def _start_session(self, request: OpenSession) -> None:
@@ -303,7 +310,7 @@ class FakeService:
         self._steps, self._at_end = [], False
 
     def _check_states(self) -> None:
-        states = list(self._joined.values())
+        states = [joined.state for joined in self._joined.values()]
         if any(state != states[0] for state in states):
             raise ResumeRefused("the ranks present different states; load the same checkpoint")
         if states[0] is None:
