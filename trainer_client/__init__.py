@@ -5,6 +5,7 @@ Importing it needs torch, numpy, grpcio, msgpack and zstandard, and never pulls 
 
 from __future__ import annotations
 
+from trainer_client.agreement import shared_run_id
 from trainer_client.batch import MicroBatch, VisionInfo
 from trainer_client.cost_terms import cost_terms
 from trainer_client.device import normalize
@@ -20,4 +21,5 @@ __all__ = [
     "VisionInfo",
     "cost_terms",
     "normalize",
+    "shared_run_id",
 ]

@@ -45,6 +45,8 @@ class StreamStats:
     retries: int
     local_packs: int
     """That came through shared memory, from workers on this host; those of `get` too."""
+    relayed_packs: int
+    """That a peer on this host had fetched; those of `get` too."""
 
 
 _METRICS = {
@@ -55,6 +57,7 @@ _METRICS = {
     "received_packs": ("counter", "received_packs_total", "Packs fetched."),
     "received_bytes": ("counter", "received_bytes_total", "Bytes of their arrays."),
     "local_packs": ("counter", "local_packs_total", "Packs that came through shared memory."),
+    "relayed_packs": ("counter", "relayed_packs_total", "Packs that a peer had fetched."),
     "retries": ("counter", "retries_total", "Packs that had to be asked for again."),
     "held_packs": ("gauge", "held_packs", "Packs asked for and not yet yielded."),
     "held_bytes": ("gauge", "held_bytes", "Bytes of them."),

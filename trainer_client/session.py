@@ -36,6 +36,7 @@ from dataservice.wire.messages import (
 )
 from trainer_client.batch import VisionInfo, check_pack
 from trainer_client.fetching import WorkerLink
+from trainer_client.relay import Relay, relay_of
 
 LOG = logging.getLogger(__name__)
 
@@ -131,6 +132,8 @@ class Session:
         self.retries = 0
         self.local_packs = 0
         """Fetched through shared memory."""
+        self.relayed_packs = 0
+        """That a peer on this host had fetched."""
         self.delivered = Delivered(step=0, micro_step=0)
         self._opened: SessionOpened | None = None
         self._local = local
@@ -139,6 +142,7 @@ class Session:
         self._unreported_s = 0.0
         self._coordinator = CoordinatorClient(endpoint)
         self._workers: dict[str, WorkerLink] = {}
+        self._relay: Relay | None = None
 
     @property
     def opened(self) -> SessionOpened:
@@ -183,12 +187,15 @@ class Session:
                 self.doing = (
                     f'job "{self.request.job}" has {self.request.dp_size} ranks, and ranks '
                     f'{missing} have not come with run id "{self.request.run_id}"'
+                    + (f" ({opened.waiting_for})" if opened.waiting_for else "")
                 )
             if patience.over:
                 raise self._late(patience, f"the session to open: {self.doing}")
             reminder.remind(who, self.doing, timeout_s)
             patience.pause(0)
         self._opened = opened
+        if self._local:
+            self._relay = relay_of(opened, self.request)
         self.delivered = Delivered(step=opened.first_step, micro_step=opened.first_micro_step)
         return opened
 
@@ -209,6 +216,7 @@ class Session:
                     wait_s=wait_s,
                     waited_s=waited_s,
                     failed=failed,
+                    peer=self.request.peer,
                 ),
                 wait_s + GRACE_S,
             )
@@ -227,6 +235,7 @@ class Session:
             done_micro_step=delivered.micro_step,
             waited_s=waited_s,
             closing=closing,
+            peer=self.request.peer,
         )
         try:
             self._call(progress, timeout_s)
@@ -335,14 +344,15 @@ class Session:
             pack_id=place.pack_id,
             dp_rank=self.request.dp_rank,
             wait_s=wait_s,
+            peer=self.request.peer,
         )
-        try:
-            worker = self._worker(place.endpoint)
-            (arrays, meta), local = worker.fetch(request, timeout_s=timeout_s)
-        except Exception as error:
-            if self.stop.is_set():
-                raise Closed from error
-            raise
+        relay = self._relay if place.number >= 0 else None  # every worker has padding packs
+        handed_on = relay.take(request) if relay is not None else None
+        if handed_on is not None:
+            pack, local = handed_on, False
+        else:
+            pack, local = self._fetch(place.endpoint, request, timeout_s)
+        arrays, meta = pack
         if meta.get("pack_id") != place.pack_id:
             raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
         check_pack(
@@ -352,10 +362,21 @@ class Session:
             vision=VisionInfo.of(self.opened),
             align=self.opened.align,
         )
-        if local:
-            with self._lock:
-                self.local_packs += 1
-        return arrays, meta
+        if relay is not None and handed_on is None:
+            relay.put(place.pack_id, pack)
+        with self._lock:
+            self.local_packs += local
+            self.relayed_packs += handed_on is not None
+        return pack
+
+    def _fetch(self, endpoint: str, request: StreamPack, timeout_s: float) -> tuple[Pack, bool]:
+        """From a worker; whether through shared memory."""
+        try:
+            return self._worker(endpoint).fetch(request, timeout_s=timeout_s)
+        except Exception as error:
+            if self.stop.is_set():
+                raise Closed from error
+            raise
 
     def _worker(self, endpoint: str) -> WorkerLink:
         with self._lock:
@@ -383,6 +404,8 @@ class Session:
         """End every call in flight; what waits in this session raises Closed."""
         self.stop.set()
         self._coordinator.close()
+        if self._relay is not None:
+            self._relay.close()
         with self._lock:
             clients, self._workers = list(self._workers.values()), {}
         for client in clients:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import os
 import socket
-import uuid
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
 from dataservice.rpc.client import checked_endpoint
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
+from trainer_client.agreement import (
+    SharedRunId,
+    check_alignment,
+    check_first_packs,
+    shared_run_id,
+)
 from trainer_client.batch import MicroBatch
 from trainer_client.cells import after, make_batch
 from trainer_client.depth import first_depth
@@ -38,15 +42,18 @@ STATE_VERSION = 2
 class PackStream(IterableDataset[MicroBatch]):
     """Micro-batches of one data-parallel rank, prefetched in a thread of its own.
 
-    Every rank of the job opens one; tensor, pipeline and context parallel peers get the same packs.
+    Every rank of the job opens one; tensor, pipeline and context parallel peers get the same packs,
+    which one of them fetches for all on its host.
     For one consuming thread. Opened by the first batch, `open()` or `get()`, whichever comes first;
     `load_state_dict` must come before that.
 
         endpoint        coordinator, "host:port"
-        layout          where this process stands in the job
-        run_id          the same on all ranks and new at every start of the trainer. Default: drawn
-                        by global rank 0 where torch.distributed is initialised, then every rank
-                        of the default group must construct its stream
+        layout          where this process stands in the job; the stream refuses one that is not
+                        to read (`layout.reads`), and a service whose documents are not aligned as
+                        the layout needs it (`layout.alignment`)
+        run_id          the same on all ranks and new at every start of the trainer. Default:
+                        `shared_run_id(layout)`, drawn by global rank 0 where torch.distributed is
+                        initialised; then every rank of the default group must construct its stream
         device          "cpu", "cuda" or "cuda:N": where the tensors are when a batch is yielded
         normalize       a floating-point dtype: `pixel_values` are what `normalize(batch, dtype)`
                         gives, bit by bit, made on the device while earlier batches compute
@@ -105,9 +112,11 @@ class PackStream(IterableDataset[MicroBatch]):
         self._timeout_s = timeout_s
         self._digests, self._local = digests, local
         self._endpoint = checked_endpoint(endpoint)
+        self._layout = layout
+        self._run_id = shared_run_id(layout) if run_id is None else run_id
         self._request = OpenSession(
             job=job,
-            run_id=_shared_run_id(layout) if run_id is None else run_id,
+            run_id=str(self._run_id),
             dp_rank=layout.dp_rank,
             dp_size=layout.dp_size,
             micro_steps=micro_steps,
@@ -115,6 +124,9 @@ class PackStream(IterableDataset[MicroBatch]):
             state=None,
             host=socket.gethostname() if host is None else host,
             wait_s=0.0,
+            peer=layout.peer,
+            peers=len(layout.readers),
+            pid=os.getpid(),
         )
         self._state: ResumeState | None = None
         self._session: Session | None = None
@@ -179,6 +191,7 @@ class PackStream(IterableDataset[MicroBatch]):
             self._close_at_exit(session, None)
             try:
                 session.open(self._timeout_s)
+                self._check_place(session)
             except BaseException as error:
                 _shut_down(session, None, os.getpid())
                 self._session = None
@@ -186,6 +199,16 @@ class PackStream(IterableDataset[MicroBatch]):
                     raise DataServiceError("the PackStream was closed") from None
                 raise
         return self._session
+
+    def _check_place(self, session: Session) -> None:
+        """That this rank gets packs of its own, in the form that it needs."""
+        layout, opened = self._layout, session.opened
+        check_alignment(layout, opened)
+        if layout.world_size == 1 or not isinstance(self._run_id, SharedRunId):
+            return
+        patience = Patience(session.stop, timeout_s=self._timeout_s)
+        cells = self._cells(session, opened.first_step, patience)
+        check_first_packs(layout, self._run_id, opened, cells, timeout_s=self._timeout_s)
 
     def _close_at_exit(self, session: Session, prefetcher: Prefetcher | None) -> None:
         """Have the interpreter's exit close what nobody closed."""
@@ -234,7 +257,10 @@ class PackStream(IterableDataset[MicroBatch]):
         session = self._opened()
         patience = Patience(session.stop, timeout_s=self._timeout_s)
         try:
-            known = {step: self._cells(session, step, patience)}
+            cells = self._cells(session, step, patience)
+            if cells is None:
+                raise ConfigError(f"step is {step}, but the data ends before it")
+            known = {step: cells}
             packs = [
                 session.fetch_pack(known, step, micro_step, number, patience)
                 for number in range(len(known[step].cells[micro_step]))
@@ -246,7 +272,8 @@ class PackStream(IterableDataset[MicroBatch]):
         session.add_waited(patience.waited_s)
         return self._copier.move(batch)
 
-    def _cells(self, session: Session, step: int, patience: Patience) -> StepCells:
+    def _cells(self, session: Session, step: int, patience: Patience) -> StepCells | None:
+        """None when the data ends before."""
         attempt, held_back_by = 0, ""
         while True:
             try:
@@ -257,7 +284,7 @@ class PackStream(IterableDataset[MicroBatch]):
                 if steps.steps and steps.steps[0].step == step:
                     return steps.steps[0]
                 if 0 <= steps.end_step <= step:
-                    raise ConfigError(f"step is {step}, but the data ends before {steps.end_step}")
+                    return None
                 held_back_by = f"; step {step} is held back: {steps.blocked_by}"
             if patience.over:
                 rank, waited_s = self._request.dp_rank, patience.waited_s
@@ -289,6 +316,7 @@ class PackStream(IterableDataset[MicroBatch]):
             prefetch_bytes=depth.size_bytes,
             retries=session.retries if session else 0,
             local_packs=session.local_packs if session else 0,
+            relayed_packs=session.relayed_packs if session else 0,
         )
 
     # ---- state ----------------------------------------------------------------------------------
@@ -342,19 +370,3 @@ def _shut_down(session: Session, prefetcher: Prefetcher | None, pid: int) -> Non
     if prefetcher is not None:
         prefetcher.join()
     session.say_goodbye()
-
-
-def _shared_run_id(layout: ParallelLayout) -> str:
-    if dist.is_available() and dist.is_initialized():
-        on_gpu = dist.get_backend() == "nccl"
-        drawn = torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)
-        shared = drawn.to("cuda") if on_gpu else drawn
-        dist.broadcast(shared, src=0)
-        return bytes(shared.cpu().tolist()).hex()
-    if layout.world_size == 1:
-        return uuid.uuid4().hex
-    raise ConfigError(
-        f"run_id is not given, the layout has {layout.world_size} ranks and torch.distributed is "
-        "not initialised: initialise it first, or pass the same new run_id on every rank at every "
-        "start"
-    )

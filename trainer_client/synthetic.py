@@ -5,6 +5,7 @@ Invariants: the same arguments give the same bytes; a pack is what `check_pack` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,44 +77,57 @@ def _pack(name: str, rng: np.random.Generator, images: bool, info: SessionOpened
         image_docs += [len(documents)] * len(doc_grids)
         grids += doc_grids
         documents.append(document)
-    ids = np.full(info.pack_length, info.pad_token, np.int32)
-    labels = np.full(info.pack_length, IGNORE, np.int32)
-    bounds = [0]
-    for document in documents:
-        first = bounds[-1]
-        ids[first : first + len(document)] = document
-        asked = first + 1 + len(document) // 4
-        labels[asked : first + len(document)] = document[asked - first :]
-        bounds.append(first + _places(document, info))
-    labels[labels >= PAD] = IGNORE
-    num_docs, lengths = len(documents), [len(document) for document in documents]
-    if bounds[-1] < info.pack_length:
-        lengths.append(info.pack_length - bounds[-1])
-        bounds.append(info.pack_length)
+    arrays = laid_out([(document, _labels(document)) for document in documents], info)
+    num_docs = len(documents)
     grid = np.array(grids, np.int32).reshape(-1, 3)
     vision = VisionInfo.of(info)
     rows = vision.num_rows(grid)
     pixels = rng.integers(0, 256, (rows.sum(), 3 * vision.side**2), np.uint8)
     patches = rows * vision.row_patches
     return FakePack(
-        arrays={
-            "input_ids": ids,
-            "labels": labels,
-            "cu_seqlens": np.array(bounds, np.int32),
-            "doc_lengths": np.array(lengths, np.int32),
+        arrays=arrays
+        | {
             "pixel_values": pixels,
             "image_grid_thw": grid,
             "image_doc_ids": np.array(image_docs, np.int32),
         },
         meta={"num_docs": num_docs, "sample_keys": [f"{name}/{i}" for i in range(num_docs)]},
-        loss_tokens=int((labels != IGNORE).sum()),
+        loss_tokens=int((arrays["labels"] != IGNORE).sum()),
         cost=int((patches * (16 + (vision.row_patches if info.tile else patches))).sum()),
     )
 
 
-def _places(document: list[int], info: SessionOpened) -> int:
+def _labels(document: list[int]) -> list[int]:
+    """Its tokens, without the first quarter and those of images."""
+    asked = 1 + len(document) // 4
+    return [IGNORE] * asked + [token if token < PAD else IGNORE for token in document[asked:]]
+
+
+def _places(document: Sequence[int], info: SessionOpened) -> int:
     """That a document takes, filler with it."""
     return -(-len(document) // info.align) * info.align
+
+
+def laid_out(documents: Sequence[tuple[list[int], list[int]]], info: SessionOpened) -> Arrays:
+    """input_ids, labels, cu_seqlens and doc_lengths of a pack of these (tokens, labels)."""
+    ids = np.full(info.pack_length, info.pad_token, np.int32)
+    labels = np.full(info.pack_length, IGNORE, np.int32)
+    bounds = [0]
+    for tokens, wanted in documents:
+        first = bounds[-1]
+        ids[first : first + len(tokens)] = tokens
+        labels[first : first + len(tokens)] = wanted
+        bounds.append(first + _places(tokens, info))
+    lengths = [len(tokens) for tokens, _ in documents]
+    if bounds[-1] < info.pack_length:
+        lengths.append(info.pack_length - bounds[-1])
+        bounds.append(info.pack_length)
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "cu_seqlens": np.array(bounds, np.int32),
+        "doc_lengths": np.array(lengths, np.int32),
+    }
 
 
 def _document(
@@ -143,13 +157,9 @@ def with_hole(pack: FakePack, info: SessionOpened = FAKE_INFO) -> FakePack:
 
 def padding_pack(info: SessionOpened = FAKE_INFO) -> FakePack:
     """A pack without a document, as it fills the last step."""
-    length = info.pack_length
     return FakePack(
-        arrays={
-            "input_ids": np.full(length, info.pad_token, np.int32),
-            "labels": np.full(length, IGNORE, np.int32),
-            "cu_seqlens": np.array([0, length], np.int32),
-            "doc_lengths": np.array([length], np.int32),
+        arrays=laid_out([], info)
+        | {
             "pixel_values": np.zeros((0, 3 * VisionInfo.of(info).side ** 2), np.uint8),
             "image_grid_thw": np.zeros((0, 3), np.int32),
             "image_doc_ids": np.zeros(0, np.int32),

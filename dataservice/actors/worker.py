@@ -236,6 +236,7 @@ class Worker:
             holes=assignment.holes,
             storage_holes=assignment.storage_holes,
             isolated=assignment.isolated,
+            takers=assignment.takers,
             size_bytes=TOKEN_BYTES * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
         )
 
@@ -355,7 +356,7 @@ class Worker:
             return
         self._served_packs += 1
         self._served_bytes += pack.size_bytes
-        self.tools.queue.served(request.pack_id)
+        self.tools.queue.served(request.pack_id, request.peer)
 
     async def _know(self, request: StreamPack, until: float) -> None:
         """A pack that was not given to this worker (yet) is fetched from the coordinator."""

@@ -121,6 +121,8 @@ class WindowPlan:
     lane: int
     window: int
     pack_length: int
+    align: int = 1
+    """As PlanSettings.align."""
     item_offsets: NDArray[np.int64]
     # one value an item
     source: NDArray[np.int64]
@@ -144,8 +146,6 @@ class WindowPlan:
     cost: NDArray[np.int64]
     counts: NDArray[np.int64]
     """[reason of REASONS, source number] samples."""
-    align: int = 1
-    """As PlanSettings.align."""
 
     @property
     def num_packs(self) -> int:

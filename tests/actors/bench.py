@@ -193,8 +193,11 @@ class Bench:
                 micro_steps=more.get("micro_steps", 1),
                 packs_per_cell=1,
                 state=more.get("state"),
-                host="h",
+                host=more.get("host", "h"),
                 wait_s=wait_s,
+                peer=more.get("peer", 0),
+                peers=more.get("peers", 1),
+                pid=more.get("pid", 1),
             )
         )
 
@@ -205,7 +208,9 @@ class Bench:
         await self.one(session, 0, done=0)
         return session
 
-    async def steps(self, session: int, first: int, done: int, rank: int = 0) -> Any:
+    async def steps(
+        self, session: int, first: int, done: int, rank: int = 0, *, peer: int = 0
+    ) -> Any:
         return await self.coordinator.get_steps(
             GetSteps(
                 session=session,
@@ -215,6 +220,7 @@ class Bench:
                 done_step=done,
                 done_micro_step=0,
                 wait_s=1.0,
+                peer=peer,
             )
         )
 

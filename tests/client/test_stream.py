@@ -469,11 +469,13 @@ def test_the_run_id_comes_from_rank_0(tmp_path: Any) -> None:
     )
     try:
         streams = [
+            PackStream("127.0.0.1:1", job="j", layout=ParallelLayout(), micro_steps=1)
+            for _ in range(2)
+        ]
+        with pytest.raises(ConfigError, match="rank 0 in a job of 4, this process is rank 0 of 1"):
             PackStream(
                 "127.0.0.1:1", job="j", layout=ParallelLayout.data_parallel(0, 4), micro_steps=1
             )
-            for _ in range(2)
-        ]
     finally:
         dist.destroy_process_group()
     run_ids = [stream._request.run_id for stream in streams]

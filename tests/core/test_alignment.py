@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 
 from dataservice.core.alignment import padded, room
 from dataservice.core.plan import Plan
-from dataservice.core.settings import Phase
+from dataservice.core.settings import Grid, Phase
+from dataservice.core.simulate.pool import pool_of
 from dataservice.errors import ConfigError
-from tests.core.planning import make_plan, windows_of
+from tests.core.planning import make_plan, steps_of, windows_of
 from tests.core.synthetic import SyntheticIndex, SyntheticSource
 
 DOCUMENTS = st.lists(st.integers(1, 60), min_size=1, max_size=8)
@@ -98,6 +101,14 @@ def test_packs_are_nearly_as_full_with_alignment(packer: str) -> None:
     capacity = 2048 * sum(window.num_packs for window in windows)
     assert tokens < taken <= capacity
     assert taken > 0.8 * capacity
+
+
+def test_filler_is_no_fill_of_a_simulation() -> None:
+    plan, grid = aligned_plan(256), Grid(dp_size=2, micro_steps=2)
+    pool = pool_of(plan.settings, INDEX, "lbf", grid, 3)
+    steps = list(itertools.islice(steps_of(plan, grid), 3))
+    assert pool.all("tokens").sum() == sum(int(step.tokens.sum()) for step in steps)
+    assert pool.all("tokens").mean() < 0.95 * 2048
 
 
 def test_a_phase_of_so_many_packs_counts_filler_with_its_samples() -> None:
