@@ -57,12 +57,12 @@ class DeviceCopier:
             self._in_flight: deque[tuple[torch.cuda.Event, MicroBatch]] = deque()
 
     def stage(self, batch: MicroBatch) -> MicroBatch:
-        """Put the tensors into pinned memory, so that `move` need not wait."""
+        """Put the tensors that are not in pinned memory there, so that `move` need not wait."""
         if not self._cuda:
             return batch
         with torch.cuda.device(self.device):  # a new thread would use device 0
             for name, value in batch.items():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and not value.is_pinned():
                     batch[name] = value.pin_memory()
         return batch
 

@@ -14,6 +14,7 @@ from dataservice.rpc import local_client
 from dataservice.rpc.client import DataClient
 from dataservice.rpc.local_client import LocalClient, Pack
 from dataservice.wire.codec import PackDecoder
+from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import StreamPack
 
 
@@ -30,14 +31,16 @@ class WorkerLink:
         self._remote: DataClient | None = None
         self._closed = False
 
-    def fetch(self, request: StreamPack, *, timeout_s: float) -> tuple[Pack, bool]:
-        """The pack, and whether it came through shared memory."""
+    def fetch(
+        self, request: StreamPack, *, timeout_s: float, allocate: Allocate = fresh
+    ) -> tuple[Pack, bool]:
+        """The pack, in memory of `allocate`, and whether it came through shared memory."""
         local = self._local_client()
         if local is not None:
-            pack = local.fetch(request, timeout_s)
+            pack = local.fetch(request, timeout_s, allocate=allocate)
             if pack is not None:
                 return pack, True
-        decoder = PackDecoder()
+        decoder = PackDecoder(allocate=allocate)
         with self._remote_client().stream_pack(request, timeout_s=timeout_s) as frames:
             for frame in frames:
                 decoder.feed(frame)

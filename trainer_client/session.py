@@ -24,6 +24,7 @@ from dataservice.errors import (
 )
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
+from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import (
     GetSteps,
     OpenSession,
@@ -119,8 +120,16 @@ class Delivered:
 class Session:
     """Calls of one rank. `request.wait_s` is filled in; its state says where to start."""
 
-    def __init__(self, endpoint: str, request: OpenSession, *, local: bool = True) -> None:
-        """With `local`, packs of workers on this host come through shared memory."""
+    def __init__(
+        self,
+        endpoint: str,
+        request: OpenSession,
+        *,
+        local: bool = True,
+        allocate: Allocate = fresh,
+    ) -> None:
+        """With `local`, packs of workers on this host come through shared memory; they all land in
+        memory of `allocate`."""
         self.endpoint = endpoint
         self.request = request
         self.stop = threading.Event()
@@ -133,7 +142,7 @@ class Session:
         """Fetched through shared memory."""
         self.delivered = Delivered(step=0, micro_step=0)
         self._opened: SessionOpened | None = None
-        self._local = local
+        self._local, self._allocate = local, allocate
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._unreported_s = 0.0
@@ -338,7 +347,9 @@ class Session:
         )
         try:
             worker = self._worker(place.endpoint)
-            (arrays, meta), local = worker.fetch(request, timeout_s=timeout_s)
+            (arrays, meta), local = worker.fetch(
+                request, timeout_s=timeout_s, allocate=self._allocate
+            )
         except Exception as error:
             if self.stop.is_set():
                 raise Closed from error

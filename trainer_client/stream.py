@@ -24,6 +24,7 @@ from dataservice.rpc.client import checked_endpoint
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
 from trainer_client.batch import MicroBatch
+from trainer_client.buffers import BufferPool
 from trainer_client.device import DeviceCopier
 from trainer_client.layout import ParallelLayout
 from trainer_client.prefetch import Prefetcher, after, make_batch
@@ -101,6 +102,11 @@ class PackStream(IterableDataset[MicroBatch]):
                 raise ConfigError(f"{name} is {value}, must be at least 1")
         self._copier = DeviceCopier(device)
         self._bounds = (prefetch_packs, prefetch_bytes)
+        self._buffers = BufferPool(
+            max_bytes=prefetch_bytes,
+            pinned=self._copier.device.type == "cuda",
+            device=self._copier.device,
+        )
         self._timeout_s = timeout_s
         self._digests, self._local = digests, local
         self._endpoint = checked_endpoint(endpoint)
@@ -173,7 +179,9 @@ class PackStream(IterableDataset[MicroBatch]):
                     "a PackStream prefetches by itself and cannot be split among DataLoader "
                     "workers; use num_workers=0, or iterate over the stream itself"
                 )
-            session = Session(self._endpoint, self._request, local=self._local)
+            session = Session(
+                self._endpoint, self._request, local=self._local, allocate=self._buffers.take
+            )
             self._session = session
             self._close_at_exit(session, None)
             try:

@@ -31,11 +31,13 @@ from dataservice.wire.layout import (
     FRAME_BYTES,
     MAX_FRAME_BYTES,
     MAX_PACK_BYTES,
+    Allocate,
     ArrayEntry,
     Arrays,
     CheckedHeader,
     PackHeader,
     canonical,
+    fresh,
     inflate,
     raw_bytes,
     read_header,
@@ -80,8 +82,10 @@ class _Target:
 class PackDecoder:
     """Takes the frames of one pack in order. After a WireError it takes no more."""
 
-    def __init__(self, *, max_bytes: int = MAX_PACK_BYTES) -> None:
+    def __init__(self, *, max_bytes: int = MAX_PACK_BYTES, allocate: Allocate = fresh) -> None:
+        """`allocate` is asked once, for the bytes of all arrays."""
         self._max_bytes = max_bytes
+        self._allocate = allocate
         self._failed = False
         self._head: CheckedHeader | None = None
         self._buffer = np.empty(0, np.uint8)
@@ -118,7 +122,7 @@ class PackDecoder:
 
     def _take_header(self, frame: memoryview) -> None:
         head = self._head = read_header(frame, self._max_bytes)
-        self._buffer = np.empty(head.layout.total, np.uint8)
+        self._buffer = self._allocate(head.layout.total)
         self._targets = self._places(head)
         self._target = next(self._targets, None)
         self._next_frame = 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,13 @@ _MAX_NAME_LENGTH = 128
 _MAX_WINDOW_BYTES = 8 << 20
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Allocate = Callable[[int], npt.NDArray[np.uint8]]
+"""Bytes -> writable, contiguous memory of that size, its content arbitrary: where a pack lands."""
+
+
+def fresh(size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Memory of its own for every pack."""
+    return np.empty(size_bytes, np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
