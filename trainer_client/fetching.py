@@ -44,6 +44,7 @@ class WorkerLink:
         with self._remote_client().stream_pack(request, timeout_s=timeout_s) as frames:
             for frame in frames:
                 decoder.feed(frame)
+                del frame  # the next one takes its memory, which is in the cache
         return decoder.result(), False
 
     def _local_client(self) -> LocalClient | None:

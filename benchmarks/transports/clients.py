@@ -1,7 +1,7 @@
 """The reading ends: a function that brings one block, by its place among the sizes.
 
-What is brought: of ours arrays, checked, in reused memory; of the sockets bytes in reused memory; of
-bare gRPC and of Flight the messages as they are handed over, left where they lie.
+What is brought: of ours arrays, checked, in reused memory; of the sockets bytes in reused memory;
+of bare gRPC and of Flight the messages as they are handed over, left where they lie.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import grpc
 import numpy as np
-from transports.servers import BARE_METHOD
 
+from dataservice.rpc.channel import DATA_OPTIONS
+from dataservice.rpc.client import SINGLE_THREADED
 from dataservice.wire.messages import StreamPack
 from trainer_client.buffers import BufferPool
 from trainer_client.fetching import WorkerLink
+from transports.servers import BARE_METHOD
 
 Bring = Callable[[int], None]
 POOL_BYTES = 256 << 20
@@ -33,13 +37,15 @@ def ours(where: str, _sizes: Sequence[int], *, local: bool) -> Bring:
     return bring
 
 
-def grpc_bare(where: str, sizes: Sequence[int]) -> Bring:
-    import grpc
-
-    channel = grpc.insecure_channel(where, options=[("grpc.max_receive_message_length", -1)])
+def grpc_bare(where: str, sizes: Sequence[int], *, tuned: bool) -> Bring:
+    options = [*DATA_OPTIONS, *SINGLE_THREADED] if tuned else []
+    channel = grpc.insecure_channel(
+        where, options=[*options, ("grpc.max_receive_message_length", -1)]
+    )
     stream = channel.unary_stream(BARE_METHOD)
 
     def bring(number: int) -> None:
+        assert channel is not None  # which ends with its last reference
         assert sum(map(len, stream(str(number).encode(), timeout=TIMEOUT_S))) == sizes[number]
 
     return bring
@@ -91,16 +97,17 @@ class Way:
     connect: Callable[[str, Sequence[int]], Bring]
 
 
-def _ours(local: bool) -> Callable[[str, Sequence[int]], Bring]:
-    return lambda where, sizes: ours(where, sizes, local=local)
-
-
-OURS_REMOTE = Way(name="ours, as from another host", server="ours", connect=_ours(False))
-OURS_LOCAL = Way(name="ours, on the same host", server="ours", connect=_ours(True))
-BARE_GRPC = Way(name="bare gRPC", server="grpc", connect=grpc_bare)
+OURS_REMOTE = Way(
+    name="ours, as from another host", server="ours", connect=partial(ours, local=False)
+)
+OURS_LOCAL = Way(name="ours, on the same host", server="ours", connect=partial(ours, local=True))
+BARE_GRPC = (
+    Way(name="bare gRPC", server="grpc", connect=partial(grpc_bare, tuned=False)),
+    Way(name="bare gRPC, tuned", server="grpc", connect=partial(grpc_bare, tuned=True)),
+)
 OTHERS: tuple[Way, ...] = (
     Way(name="TCP, recv_into", server="tcp", connect=tcp),
     Way(name="Unix socket, recv_into", server="unix", connect=unix),
     Way(name="Arrow Flight", server="flight", connect=flight),
 )
-WAYS: tuple[Way, ...] = (OURS_REMOTE, BARE_GRPC, OURS_LOCAL, *OTHERS)
+WAYS: tuple[Way, ...] = (OURS_REMOTE, *BARE_GRPC, OURS_LOCAL, *OTHERS)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from transports.packs import FRAME_BYTES, pack_arrays, raw_block
-
 from dataservice.wire.messages import StreamPack
+from transports.packs import FRAME_BYTES, pack_arrays, raw_block
 
 BARE_METHOD = "/bench.Bare/Stream"
 
@@ -44,8 +43,11 @@ class Packs:
         self._packs = [EncodedPack(pack_arrays(size), {"pack_id": "0.0.0"}) for size in sizes]
 
     async def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
-        for frame in self._packs[int(request.pack_id)].frames():
+        pack = self._packs[int(request.pack_id)]
+        sent = await asyncio.to_thread(pack.compressed) if pack.shrinks else pack
+        for frame in sent.frames():
             yield frame
+            del frame
 
     async def whole_pack(self, request: StreamPack) -> Any:
         return self._packs[int(request.pack_id)]
