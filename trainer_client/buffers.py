@@ -14,6 +14,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,15 @@ class _Buffer:
             except OSError:
                 pass  # a kernel without
         self.array = np.frombuffer(memory, np.uint8)
-        self.pinned = device is not None and _pin(self.array, device)
+        self._unpin = None if device is None else _pin(self.array, device)
+
+    @property
+    def pinned(self) -> bool:
+        return self._unpin is not None
 
     def __del__(self) -> None:
-        if getattr(self, "pinned", False):
-            torch.cuda.cudart().cudaHostUnregister(self.array.ctypes.data)
+        if getattr(self, "_unpin", None) is not None:
+            self._unpin(self.array.ctypes.data)
 
 
 class _Loan:
@@ -153,15 +158,19 @@ def _roomy(size_bytes: int) -> int:
     return -(-(size_bytes + size_bytes // 8) // _GRAIN_BYTES) * _GRAIN_BYTES
 
 
-def _pin(array: NDArray[Any], device: torch.device) -> bool:
+def _pin(array: NDArray[Any], device: torch.device) -> Callable[[int], Any] | None:
+    """What undoes it, given the address; None where CUDA refuses."""
+    cudart = torch.cuda.cudart()
     with torch.cuda.device(device):  # a new thread would use device 0
-        error = torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)
-    if int(error):
-        _LOG.warning(
-            "%.0f MiB cannot be page-locked (CUDA error %d): packs are received into ordinary "
-            "memory, and copies to %s are slower; is `ulimit -l` too small?",
-            array.nbytes / 2**20,
-            int(error),
-            device,
-        )
-    return not int(error)
+        error = int(cudart.cudaHostRegister(array.ctypes.data, array.nbytes, 0))
+    if error == 0:
+        undo: Callable[[int], Any] = cudart.cudaHostUnregister
+        return undo
+    _LOG.warning(
+        "%.0f MiB cannot be page-locked (CUDA error %d): packs are received into ordinary "
+        "memory, and copies to %s are slower; is `ulimit -l` too small?",
+        array.nbytes / 2**20,
+        error,
+        device,
+    )
+    return None
