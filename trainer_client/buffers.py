@@ -3,8 +3,10 @@
 Invariants: memory comes back by itself when the last view of it is gone (array, tensor, memoryview,
 in whatever thread), never before; the pool holds at most `max_bytes`, lent and idle together, and
 what does not fit is ordinary memory of its own; a size larger than all idle buffers replaces the
-smallest of them, so the pool has no more buffers than were lent at once; pages already touched are
-what makes it pay: filling them is about twice as fast as filling fresh ones.
+smallest of them, so the pool has no more buffers than were lent at once.
+
+It pays where malloc gives memory back each time, above 32 MiB (0.05 instead of 0.12 s to fill a
+GB), and where memory is page-locked, which takes longer than to fill it.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ class _Buffer:
         return self._unpin is not None
 
     def __del__(self) -> None:
-        if getattr(self, "_unpin", None) is not None:
-            self._unpin(self.array.ctypes.data)
+        unpin = getattr(self, "_unpin", None)
+        if unpin is not None:
+            unpin(self.array.ctypes.data)
 
 
 class _Loan:

@@ -161,6 +161,7 @@ class PackStream(IterableDataset[MicroBatch]):
         self._closed = True
         if self._closer is not None:
             self._closer()
+        self._buffers.trim()
 
     def __enter__(self) -> PackStream:
         return self
