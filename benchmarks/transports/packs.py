@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 TOKENS_A_PACK = 8192
 VOCABULARY = 150_000
-FRAME_BYTES = 2 << 20
+FRAME_BYTES = 512 << 10
 """Of the ways that cut a block into messages, ours among them."""
 
 

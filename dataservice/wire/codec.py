@@ -3,7 +3,7 @@
 Layout: the pack begins with magic, version, header length, CRC-32 and the msgpack header
 (PackHeader); the payloads after it carry, each behind its number and CRC-32, the stored bytes of
 all arrays one after the other, cut every `frame_bytes`. Payload 1 is in one frame with the header
-where both fit, so that most packs are a single frame; every other payload is a frame.
+where both fit; every other payload is a frame.
 
 Invariants:
 - a frame's CRC starts from the header's and covers its number: a flipped byte, a frame of another
@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dataservice.errors import WireError
-from dataservice.wire.checksum import crc32
 from dataservice.wire.encoded import FRAME_PREFIX, EncodedPack, payload_crc
 from dataservice.wire.layout import (
     ALLOWED_DTYPES,
@@ -58,9 +57,6 @@ __all__ = [
     "encode_pack",
     "pack_digest",
 ]
-
-_CACHED_BYTES = 256 << 10
-"""Read for its CRC and copied before the next: the second time it comes from the cache."""
 
 
 def encode_pack(
@@ -155,13 +151,9 @@ class PackDecoder:
         body = frame[FRAME_PREFIX.size :]
         if claimed != number:
             raise WireError(f"pack frame {number}: is number {claimed}")
-        found = payload_crc(number, (), head.crc)
-        for at in range(0, len(body), _CACHED_BYTES):
-            piece = body[at : at + _CACHED_BYTES]
-            found = crc32(piece, found)
-            self._land(number, piece)
-        if found != crc:
+        if payload_crc(number, (body,), head.crc) != crc:
             raise WireError(f"pack frame {number}: checksum mismatch")
+        self._land(number, body)
         self._next_frame += 1
         if number == last and self._target is not None:
             raise WireError(f"pack: the last frame leaves array {self._target.name!r} incomplete")
