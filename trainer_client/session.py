@@ -24,6 +24,7 @@ from dataservice.errors import (
 )
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
+from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import (
     GetSteps,
     OpenSession,
@@ -120,8 +121,16 @@ class Delivered:
 class Session:
     """Calls of one rank. `request.wait_s` is filled in; its state says where to start."""
 
-    def __init__(self, endpoint: str, request: OpenSession, *, local: bool = True) -> None:
-        """With `local`, packs of workers on this host come through shared memory."""
+    def __init__(
+        self,
+        endpoint: str,
+        request: OpenSession,
+        *,
+        local: bool = True,
+        allocate: Allocate = fresh,
+    ) -> None:
+        """With `local`, packs of workers on this host come through shared memory; they all land in
+        memory of `allocate`."""
         self.endpoint = endpoint
         self.request = request
         self.stop = threading.Event()
@@ -136,7 +145,7 @@ class Session:
         """That a peer on this host had fetched."""
         self.delivered = Delivered(step=0, micro_step=0)
         self._opened: SessionOpened | None = None
-        self._local = local
+        self._local, self._allocate = local, allocate
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._unreported_s = 0.0
@@ -372,7 +381,9 @@ class Session:
     def _fetch(self, endpoint: str, request: StreamPack, timeout_s: float) -> tuple[Pack, bool]:
         """From a worker; whether through shared memory."""
         try:
-            return self._worker(endpoint).fetch(request, timeout_s=timeout_s)
+            return self._worker(endpoint).fetch(
+                request, timeout_s=timeout_s, allocate=self._allocate
+            )
         except Exception as error:
             if self.stop.is_set():
                 raise Closed from error

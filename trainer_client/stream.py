@@ -28,8 +28,9 @@ from trainer_client.agreement import (
     shared_run_id,
 )
 from trainer_client.batch import MicroBatch
+from trainer_client.buffers import BufferPool
 from trainer_client.cells import after, make_batch
-from trainer_client.depth import first_depth
+from trainer_client.depth import MOST, first_depth
 from trainer_client.device import DeviceCopier
 from trainer_client.layout import ParallelLayout
 from trainer_client.metrics import MetricsFile, StreamStats
@@ -108,6 +109,11 @@ class PackStream(IterableDataset[MicroBatch]):
         self._bounds = Bounds(
             packs=prefetch_packs, size_bytes=prefetch_bytes, device_bytes=device_bytes
         )
+        self._buffers = BufferPool(
+            max_bytes=MOST.size_bytes if prefetch_bytes is None else prefetch_bytes,
+            pinned=self._copier.device.type == "cuda",
+            device=self._copier.device,
+        )
         self._metrics = None if metrics_file is None else MetricsFile(metrics_file)
         self._timeout_s = timeout_s
         self._digests, self._local = digests, local
@@ -168,6 +174,7 @@ class PackStream(IterableDataset[MicroBatch]):
         self._closed = True
         if self._closer is not None:
             self._closer()
+        self._buffers.trim()
 
     def __enter__(self) -> PackStream:
         return self
@@ -186,7 +193,9 @@ class PackStream(IterableDataset[MicroBatch]):
                     "a PackStream prefetches by itself and cannot be split among DataLoader "
                     "workers; use num_workers=0, or iterate over the stream itself"
                 )
-            session = Session(self._endpoint, self._request, local=self._local)
+            session = Session(
+                self._endpoint, self._request, local=self._local, allocate=self._buffers.take
+            )
             self._session = session
             self._close_at_exit(session, None)
             try:

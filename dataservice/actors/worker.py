@@ -326,8 +326,10 @@ class Worker:
 
     async def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
         pack = await self.whole_pack(request)
-        for frame in pack.frames():
+        sent = await asyncio.to_thread(pack.compressed) if pack.shrinks else pack
+        for frame in sent.frames():
             yield frame
+            del frame
         self.taken(request, pack)
 
     async def whole_pack(self, request: StreamPack) -> EncodedPack:
