@@ -395,9 +395,10 @@ def test_depth_grows_where_the_trainer_waits_for_what_did_not_fit(service: FakeS
         stream.open()
         start = stream.stats().prefetch_packs
         wait_until(lambda: stream.stats().held_packs == start)
-        service.frame_delay_s = 0.05
-        for _ in range(start + 2):
-            next(stream)
+        service.frame_delay_s = 0.2
+        for batch in stream:
+            if batch.meta["waited_s"] > 0.05:
+                break
         assert stream.stats().prefetch_packs == 2 * start
     with stream_of(service, prefetch_packs=start) as fixed:
         list(fixed)
