@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -32,7 +32,7 @@ from trainer_client.relay import relay_name
 from trainer_client.testing import FAKE_INFO, FakeService, read_all, synthetic_packs
 
 PACKS = synthetic_packs(24, seed=3)
-FOUR = {"dp": 2, "tp": 2}
+FOUR: dict[str, Any] = {"dp": 2, "tp": 2}
 
 
 def stream_of(endpoint: str, layout: ParallelLayout, **changes: Any) -> PackStream:
@@ -67,6 +67,7 @@ def process_main(settings: dict[str, Any], folder: Path) -> None:
             if len(got) == settings.get("stop_at"):
                 (folder / f"{layout.rank}.waits").touch()
                 time.sleep(600)
+            (folder / f"{layout.rank}.began").touch()
             while (folder / f"{layout.rank}.hold").exists():
                 time.sleep(0.01)
         relayed = stream.stats().relayed_packs
@@ -144,6 +145,7 @@ def test_a_killed_peer_leaves_nothing_and_the_other_goes_on(tmp_path: Path, kill
         (tmp_path / f"{other}.hold").touch()
         with job(tmp_path, settings) as processes:
             wait_until((tmp_path / f"{killed}.waits").exists)
+            wait_until((tmp_path / f"{other}.began").exists)
             assert names_of(run_id, 0)
             os.kill(processes[killed].pid, signal.SIGKILL)
             processes[killed].wait(20)
@@ -261,14 +263,14 @@ def cells(numbers: Sequence[int]) -> StepCells:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     return store
 
 
 def check_all(
-    packs: dict[int, Sequence[int]],
+    packs: Mapping[int, Sequence[int]],
     *,
     sessions: dict[int, int] | None = None,
     timeout_s: float = 20.0,
@@ -295,7 +297,7 @@ def check_all(
     return [found[rank] for rank in packs]
 
 
-def test_ranks_that_got_their_own_packs_go_on(store: dist.Store) -> None:
+def test_ranks_that_got_their_own_packs_go_on(store: Any) -> None:
     good = {0: [4, 5], 1: [4, 5], 2: [7, -1], 3: [7, -1]}
     for _ in range(2):  # a second stream of the run
         assert check_all(good, **FOUR) == [None] * 4
@@ -311,7 +313,7 @@ def test_ranks_that_got_their_own_packs_go_on(store: dist.Store) -> None:
     ],
 )
 def test_every_rank_is_told_who_reads_what_it_should_not(
-    store: dist.Store, packs: dict[int, list[int]], words: str
+    store: Any, packs: dict[int, list[int]], words: str
 ) -> None:
     errors = check_all(packs, **FOUR)
     for error in errors:
@@ -319,13 +321,13 @@ def test_every_rank_is_told_who_reads_what_it_should_not(
             raise error or AssertionError("nothing was found")
 
 
-def test_ranks_of_two_sessions_are_told(store: dist.Store) -> None:
+def test_ranks_of_two_sessions_are_told(store: Any) -> None:
     errors = check_all({0: [4], 1: [5]}, sessions={1: 2}, dp=2)
     assert all("rank 1 reads session 2, rank 0 session 1" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("absent", [0, 1])
-def test_a_rank_that_does_not_come_is_named_in_time(store: dist.Store, absent: int) -> None:
+def test_a_rank_that_does_not_come_is_named_in_time(store: Any, absent: int) -> None:
     packs = {rank: [rank] for rank in range(3) if rank != absent}
     errors = check_all(packs, timeout_s=0.3, dp=3)
     assert all(isinstance(error, DeadlineExceeded) for error in errors)
@@ -333,7 +335,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(store: dist.Store, absent: i
     assert all(named in str(error) for error in errors)
 
 
-def test_only_those_that_read_are_waited_for(store: dist.Store) -> None:
+def test_only_those_that_read_are_waited_for(store: Any) -> None:
     packs = {0: [4], 2: [7]}
     assert check_all(packs, **FOUR, trainer_shares=("tp",)) == [None, None]
     assert agreement.MOST_NUMBERS >= 2
