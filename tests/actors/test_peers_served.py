@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,25 @@ from support.demo_config import demo_config
 from support.local_service import LocalService
 
 from dataservice.config import Config
-from trainer_client import PackStream, ParallelLayout
+from trainer_client import PackStream, ParallelLayout, relay
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    workers = {"ready_bytes": "6 MiB"}
-    return demo_config(tmp_path_factory.mktemp("peers"), workers=workers)
+    workers, plan = {"ready_bytes": "1 MiB"}, {"pack_length": 8192}
+    return demo_config(tmp_path_factory.mktemp("peers"), workers=workers, plan=plan)
 
 
 @pytest.fixture
 def config(base: Config, tmp_path: Path) -> Config:
     staging = dataclasses.replace(base.staging, cache_dir=str(tmp_path / "cache"))
     return dataclasses.replace(base, state_dir=str(tmp_path / "state"), staging=staging)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no reason to fetch twice."""
+    monkeypatch.setattr(relay, "WAIT_S", 60.0)
 
 
 @contextmanager
@@ -59,14 +66,25 @@ def peers(service: LocalService, hosts: str, *, run_id: str) -> Iterator[list[Pa
             stream.close()
 
 
-def read_in_turn(streams: Sequence[PackStream]) -> list[list[tuple[Any, ...]]]:
-    """To the end, batch by batch, as peers go through a step together; what each got."""
+def read_in_turn(streams: Sequence[PackStream], *, lead: int) -> list[list[tuple[Any, ...]]]:
+    """To the end; the first half of them is `lead` batches ahead of the others, as an early stage
+    of a pipeline is. What each got."""
     logs: list[list[tuple[Any, ...]]] = [[] for _ in streams]
-    for batches in zip(*streams, strict=True):
-        for log, batch in zip(logs, batches, strict=True):
-            meta = batch.meta
-            log.append((meta["step"], *meta["pack_numbers"], *meta["digests"]))
-    return logs
+    early = len(streams) // 2
+    for turn in count():
+        ended = 0
+        for number, stream in enumerate(streams):
+            if number >= early and turn < lead:
+                continue
+            batch = next(stream, None)
+            if batch is None:
+                ended += 1
+            else:
+                meta = batch.meta
+                logs[number].append((meta["step"], *meta["pack_numbers"], *meta["digests"]))
+        if ended == len(streams):
+            return logs
+    raise AssertionError
 
 
 def built_packs(service: LocalService) -> int:
@@ -81,10 +99,10 @@ def built_packs(service: LocalService) -> int:
     raise AssertionError("the workers went on building")
 
 
-def test_no_pack_is_built_or_fetched_twice(config: Config) -> None:
+def test_packs_are_built_once_and_fetched_once_a_host(config: Config) -> None:
     with LocalService(config) as service:
         with peers(service, "aabb", run_id="run") as streams:
-            logs = read_in_turn(streams)
+            logs = read_in_turn(streams, lead=2)
             relayed = [stream.stats().relayed_packs for stream in streams]
             fetched = [s.stats().received_packs - s.stats().relayed_packs for s in streams]
         built = built_packs(service)
@@ -93,7 +111,8 @@ def test_no_pack_is_built_or_fetched_twice(config: Config) -> None:
     packs = [numbers for _, *numbers in logs[0] if numbers[0] >= 0]
     assert len(packs) > 40
     assert relayed == [0, len(packs), 0, len(packs)]
-    assert built == len(packs)
+    # a few may have made room while one host ran ahead; most of all, if served packs did not stay
+    assert len(packs) <= built < 1.2 * len(packs)
     assert served == 2 * len(packs) and fetched[0] == fetched[2] >= len(packs)
 
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from dataservice.errors import ConfigError, DataServiceError, DeadlineExceeded
 from dataservice.wire.messages import SessionOpened, StepCells
-from trainer_client import PackStream, ParallelLayout, agreement
+from trainer_client import PackStream, ParallelLayout, agreement, relay, session
 from trainer_client.agreement import check_first_packs
 from trainer_client.relay import relay_name
 from trainer_client.testing import FAKE_INFO, FakeService, read_all, synthetic_packs
@@ -44,11 +44,18 @@ def log_of(batch: Any) -> list[Any]:
     return [batch.step, batch.micro_step, batch.meta["pack_numbers"], batch.meta["digests"]]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no reason to fetch twice."""
+    monkeypatch.setattr(relay, "WAIT_S", 60.0)
+
+
 # ---- processes ----------------------------------------------------------------------------------
 
 
 def process_main(settings: dict[str, Any], folder: Path) -> None:
     """Reads a stream to its end, or up to a batch, where it waits to be killed."""
+    relay.WAIT_S = session.BUILD_WAIT_S = 60.0  # a busy machine is no reason to fetch twice
     layout = ParallelLayout(**settings["layout"])
     store = None
     if settings["run_id"] is None:
@@ -213,9 +220,8 @@ def test_a_peer_that_stalls_slows_nobody_and_grows_no_memory(tmp_path: Path) -> 
         opening.start()
         leading.open()
         opening.join(30)
-        session = leading._session
-        assert session is not None
-        leader: Any = session._relay
+        assert leading._session is not None
+        leader: Any = leading._session._relay
         leader.shelf._max_bytes = 4 << 20
         expected = []
         for batch in leading:

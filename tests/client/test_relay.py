@@ -162,7 +162,7 @@ def test_after_a_wait_in_vain_it_asks_no_more_for_a_while(
     leader: Leader, follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "WAIT_S", 0.05)
-    monkeypatch.setattr(relay, "PAUSE_S", 0.5)
+    monkeypatch.setattr(relay, "PAUSES_S", (0.5, 0.5))
     assert follower.take(request(1)) is None
     leader.put("p1", pack_of(1))
     assert follower.take(request(1)) is None
