@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from dataservice.errors import ConfigError, DeadlineExceeded
 from dataservice.wire.messages import SessionOpened, StepCells
 from trainer_client.layout import ParallelLayout
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 MOST_NUMBERS = 8
 """Packs of a rank's first step that are compared."""
@@ -84,7 +88,9 @@ def check_first_packs(
     `cells`: this rank's share of the step; None: the data has ended. Every rank that reads must
     call it; DeadlineExceeded after `timeout_s` names those that did not.
     """
-    store = dist.PrefixStore(f"dataservice/{run_id}", dist.distributed_c10d._get_default_store())
+    from torch.distributed import distributed_c10d as c10d
+
+    store = c10d.PrefixStore(f"dataservice/{run_id}", c10d._get_default_store())
     turn = store.add(f"turn/{layout.rank}", 1)  # the same run may open another stream
     readers = [rank for rank in range(layout.world_size) if layout.reads_at(rank)]
     row = [layout.rank, layout.dp_rank, opened.session, *_numbers(cells)]
@@ -113,7 +119,7 @@ def _numbers(cells: StepCells | None) -> list[int]:
     return [place.number for cell in cells.cells for place in cell][:MOST_NUMBERS]
 
 
-def _wait(store: dist.Store, keys: Sequence[str], until: float) -> list[str]:
+def _wait(store: Store, keys: Sequence[str], until: float) -> list[str]:
     """Keys that are not there by then. By asking again, so that no other user of the store has to
     wait for this one."""
     pause, longest = POLL_S
@@ -125,7 +131,7 @@ def _wait(store: dist.Store, keys: Sequence[str], until: float) -> list[str]:
     return []
 
 
-def _rows(store: dist.Store, keys: Sequence[str]) -> list[list[int]]:
+def _rows(store: Store, keys: Sequence[str]) -> list[list[int]]:
     return [[int(value) for value in store.get(key).decode().split(",")] for key in keys]
 
 

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dataservice.errors import ConfigError
@@ -150,10 +151,13 @@ class ParallelLayout:
         fastest_first = [*reversed(sizes), *(name for name in DIMENSIONS if name not in sizes)]
         return cls(
             rank=mesh.get_rank(),
+            dp=sizes.get("dp", 1),
+            cp=sizes.get("cp", 1),
+            tp=sizes.get("tp", 1),
+            pp=sizes.get("pp", 1),
             ep=ep,
             order="-".join(fastest_first),
             sequence_parallel=sequence_parallel,
-            **sizes,
         )
 
     @classmethod
@@ -166,8 +170,8 @@ class ParallelLayout:
         first and last stage, hence `trainer_shares`; () where your loop reads on every rank.
         """
         import torch.distributed as dist
-        from megatron.core import parallel_state as state
 
+        state = import_module("megatron.core.parallel_state")
         if not state.model_parallel_is_initialized():
             raise ConfigError(
                 "megatron.core.parallel_state is not initialised: call initialize_model_parallel "

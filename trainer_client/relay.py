@@ -7,7 +7,8 @@ what they do not get.
 
 Invariants:
 - the leader never waits for a follower: memory is bounded, and what finds no room is not handed on;
-- a follower waits for a pack at most WAIT_S, and after a wait in vain asks no more for PAUSE_S;
+- a follower waits for a pack at most WAIT_S, and after a wait in vain asks no more for a while,
+  longer each time (PAUSES_S);
 - a process that ends, however, leaves no name, no file and no memory, and the others go on;
 - the leader has one thread, joined by `close`; a forked child keeps neither name nor connections.
 """
@@ -54,7 +55,8 @@ LOG = logging.getLogger(__name__)
 
 WAIT_S = 5.0
 """Of a follower for a pack that the leader has not fetched yet."""
-PAUSE_S = 30.0
+PAUSES_S = (1.0, 30.0)
+"""First and longest; each wait in vain after another doubles it."""
 FIRST_CONNECT_S = 3.0
 """Of a follower for a leader that has yet to listen: both learn of each other at the same time."""
 CONNECT_PAUSE_S = 0.02
@@ -317,6 +319,8 @@ class Follower:
         self._client: LocalClient | None = None
         self._connected_before = False
         self._not_before = 0.0
+        self._pause_s = 0.0
+        """The last one, until a pack comes."""
 
     def put(self, pack_id: str, pack: Pack) -> None: ...
 
@@ -328,7 +332,9 @@ class Follower:
             if client is None:
                 self._pause("its leader on this host does not listen")
                 return None
-            return client.fetch(request, min(request.wait_s, WAIT_S) + ANSWER_S)
+            pack = client.fetch(request, min(request.wait_s, WAIT_S) + ANSWER_S)
+            self._pause_s = 0.0
+            return pack
         except StorageError:
             return None
         except DeadlineExceeded as error:
@@ -368,6 +374,8 @@ class Follower:
             client.close()
 
     def _pause(self, why: str) -> None:
-        self._not_before = time.monotonic() + PAUSE_S
+        first, longest = PAUSES_S
+        self._pause_s = min(longest, max(first, 2 * self._pause_s))
+        self._not_before = time.monotonic() + self._pause_s
         if not self._stop.is_set():
-            LOG.info("packs are fetched without the peer for %g s: %s", PAUSE_S, why)
+            LOG.info("packs are fetched without the peer for %g s: %s", self._pause_s, why)

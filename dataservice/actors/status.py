@@ -78,6 +78,7 @@ def _session(session: Session | None) -> dict[str, Any] | None:
         "generation": session.generation,
         "run_id": session.run_id,
         "dp_size": session.grid.dp_size,
+        "peers": session.peers,
         "micro_steps": session.grid.micro_steps,
         "packs_per_cell": session.grid.packs_per_cell,
         "done_step": session.done_step,
