@@ -47,6 +47,7 @@ from dataservice.rpc.local import (
 )
 from dataservice.rpc.local_client import LocalClient, Pack
 from dataservice.wire.encoded import EncodedPack
+from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import OpenSession, SessionOpened, StreamPack
 from dataservice.wire.schema import decode, encode
 from trainer_client.shelf import Shelf, Shelved
@@ -69,8 +70,8 @@ JOIN_S = 10.0
 class Relay(Protocol):
     """Either end."""
 
-    def take(self, request: StreamPack) -> Pack | None:
-        """The pack from the leader; None: fetch it."""
+    def take(self, request: StreamPack, *, allocate: Allocate = fresh) -> Pack | None:
+        """The pack from the leader, in memory of `allocate`; None: fetch it."""
         ...
 
     def put(self, pack_id: str, pack: Pack) -> None:
@@ -150,7 +151,7 @@ class Leader:
     def connections(self) -> int:
         return len(self._connections)
 
-    def take(self, request: StreamPack) -> Pack | None:
+    def take(self, request: StreamPack, *, allocate: Allocate = fresh) -> Pack | None:
         return None
 
     def put(self, pack_id: str, pack: Pack) -> None:
@@ -324,7 +325,7 @@ class Follower:
 
     def put(self, pack_id: str, pack: Pack) -> None: ...
 
-    def take(self, request: StreamPack) -> Pack | None:
+    def take(self, request: StreamPack, *, allocate: Allocate = fresh) -> Pack | None:
         if time.monotonic() < self._not_before or not self._busy.acquire(blocking=False):
             return None
         try:
@@ -332,7 +333,8 @@ class Follower:
             if client is None:
                 self._pause("its leader on this host does not listen")
                 return None
-            pack = client.fetch(request, min(request.wait_s, WAIT_S) + ANSWER_S)
+            timeout_s = min(request.wait_s, WAIT_S) + ANSWER_S
+            pack = client.fetch(request, timeout_s, allocate=allocate)
             self._pause_s = 0.0
             return pack
         except StorageError:

@@ -356,7 +356,7 @@ class Session:
             peer=self.request.peer,
         )
         relay = self._relay if place.number >= 0 else None  # every worker has padding packs
-        handed_on = relay.take(request) if relay is not None else None
+        handed_on = relay.take(request, allocate=self._allocate) if relay is not None else None
         if handed_on is not None:
             pack, local = handed_on, False
         else:
