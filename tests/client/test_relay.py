@@ -258,18 +258,21 @@ def test_processes_of_other_users_are_turned_away(
 
 def test_a_forked_child_keeps_no_name(leader: Leader, name: str) -> None:
     held, release = os.pipe()
+    forked, is_forked = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(is_forked, b"\0")
         os.read(held, 1)
         os._exit(0)
     try:
+        os.read(forked, 1)
         leader.close()
         Leader(name, followers=1).close()  # the name is free while the child lives
     finally:
         os.write(release, b"\0")
         os.waitpid(child, 0)
-        os.close(held)
-        os.close(release)
+        for fd in (held, release, forked, is_forked):
+            os.close(fd)
 
 
 # ---- who is who ---------------------------------------------------------------------------------
