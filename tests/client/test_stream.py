@@ -394,7 +394,7 @@ def test_depth_grows_where_the_trainer_waits_for_what_did_not_fit(service: FakeS
     with stream_of(service) as stream:
         stream.open()
         start = stream.stats().prefetch_packs
-        wait_until(lambda: stream.stats().held_packs == start)
+        assert reaches_and_keeps(lambda: stream.stats().held_packs, start)
         service.frame_delay_s = 0.2
         for batch in stream:
             if batch.meta["waited_s"] > 0.05:
