@@ -30,11 +30,18 @@ class Waiting(Generic[Item]):
 
     def __init__(self, items: Iterator[Item]) -> None:
         self._items = items
+        self._error: BaseException | None = None
 
     def take(self) -> tuple[Item | None, float]:
         """The next item, None behind the last, and the seconds waited for it."""
+        if self._error is not None:  # the iterator itself would say that it has ended
+            raise self._error
         started = time.monotonic()
-        return next(self._items, None), time.monotonic() - started
+        try:
+            return next(self._items, None), time.monotonic() - started
+        except BaseException as error:
+            self._error = error
+            raise
 
 
 class Ahead(Generic[Item]):

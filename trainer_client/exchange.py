@@ -24,43 +24,36 @@ Bytes = torch.Tensor
 
 
 class PackExchange:
-    """Made by all ranks of `group` at once (None: of the default group; without one: a rank alone).
+    """Of the ranks of `own_group`, which is destroyed at the end; None: of all ranks, in a group
+    that they make here together; without torch.distributed: of a rank alone.
 
     Numbers and headers go over gloo; payloads too where `device` is the CPU, else over NCCL, on the
     stream that is current when `payloads` is called.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, *, device: torch.device, timeout_s: float
+        self, own_group: dist.ProcessGroup | None, *, device: torch.device, timeout_s: float
     ) -> None:
         self.timeout_s = timeout_s
         self.device = device
-        self._groups: list[Any] = []
         self.rank, self.size = 0, 1
+        self._group: dist.ProcessGroup | None = None
         if not (dist.is_available() and dist.is_initialized()):
             return
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
-        if self.size == 1:
-            return
-        backends = ["gloo"] if device.type == "cpu" else ["gloo", "nccl"]
-        for backend in backends:
-            made = dist.new_group(
-                ranks,
-                backend=backend,
-                timeout=timedelta(seconds=timeout_s),
-                use_local_synchronization=True,
-            )
-            self._groups.append(made)
+        self._group = own_group or dist.new_group(
+            backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
 
     def gather(self, row: NDArray[np.int64], *, what: str) -> NDArray[np.int64]:
         """[size, *row.shape]: the row of every rank; all have the same shape."""
         if self.size == 1:
             return row[None]
-        own = torch.from_numpy(np.ascontiguousarray(row)).reshape(-1)
+        own = torch.from_numpy(np.array(row)).reshape(-1)
         rows = torch.empty(self.size, len(own), dtype=torch.int64)
-        with self._told(what):
-            dist.all_gather(list(rows), own, group=self._group(0))
+        with self._told(what) as group:
+            self._wait(dist.all_gather(list(rows), own, group=group, async_op=True))
         return rows.numpy().reshape(self.size, *row.shape)
 
     def headers(
@@ -70,9 +63,16 @@ class PackExchange:
         send = torch.frombuffer(bytearray(b"".join(outgoing)) or bytearray(1), dtype=torch.uint8)
         sizes = [len(part) for part in outgoing]
         received = torch.empty(sum(incoming), dtype=torch.uint8)
-        with self._told(what):
-            dist.all_to_all_single(
-                received, send[: sum(sizes)], list(incoming), sizes, group=self._group(0)
+        with self._told(what) as group:
+            self._wait(
+                dist.all_to_all_single(
+                    received,
+                    send[: sum(sizes)],
+                    list(incoming),
+                    sizes,
+                    group=group,
+                    async_op=True,
+                )
             )
         data, ends = received.numpy().tobytes(), np.cumsum(incoming)
         return [data[end - size : end] for end, size in zip(ends, incoming, strict=True)]
@@ -82,38 +82,34 @@ class PackExchange:
     ) -> Bytes:
         """`send` holds `outgoing[r]` bytes for each rank r in turn; the same of what came."""
         received = torch.empty(sum(incoming), dtype=torch.uint8, device=self.device)
-        with self._told(what):
-            work = dist.all_to_all_single(
-                received,
-                send,
-                list(incoming),
-                list(outgoing),
-                group=self._group(-1),
-                async_op=True,
+        with self._told(what) as group:
+            self._wait(
+                dist.all_to_all_single(
+                    received, send, list(incoming), list(outgoing), group=group, async_op=True
+                )
             )
-            work.wait()
         return received
 
     def close(self) -> None:
-        """Ends what other ranks wait for from this one."""
-        while self._groups:
-            # gone already where the trainer has destroyed all groups
-            if dist.is_initialized():
-                dist.destroy_process_group(self._groups[-1])
-            self._groups.pop()
+        """Ends what other ranks wait for from this one. Idempotent."""
+        group, self._group = self._group, None
+        # gone already where the trainer has destroyed all groups
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
 
-    def _group(self, which: int) -> dist.ProcessGroup:
-        if not self._groups:
-            raise DataServiceError("the loader is closed")
-        group: dist.ProcessGroup = self._groups[which]
-        return group
+    def _wait(self, work: Any) -> None:
+        # On a device the wait is the stream's, and its deadline that of the group.
+        work.wait(timedelta(seconds=self.timeout_s)) if self.device.type == "cpu" else work.wait()
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _told(self, what: str) -> Iterator[dist.ProcessGroup]:
+        """The group, for a collective whose failure is told in words."""
+        if self._group is None:
+            raise DataServiceError("the RebalancedLoader is closed")
         try:
-            yield
+            yield self._group
         except RuntimeError as error:
-            first_line = str(error).partition("\n")[0]
+            first_line = str(error).partition("\n")[0].partition(". This is typically")[0]
             if "timed out" in first_line.lower():
                 raise DeadlineExceeded(
                     f"rank {self.rank} of {self.size} waited {self.timeout_s:.3g} s for {what}: a "

@@ -189,7 +189,7 @@ class Rebalancer:
         sent = _by_rank([placement.sent(step, me) for step in steps])
         came = _by_rank([placement.received(step, me) for step in steps])
         what = f"the headers of step {self.step}"
-        self.doing = f"exchanging {what}"
+        self.doing = f"exchanging {what} with the other ranks"
         data = self.exchange.headers(
             [b"".join(self._header(pack, share) for pack in packs) for packs in sent],
             [int(sizes[packs].sum()) for packs in came],
@@ -207,7 +207,8 @@ class Rebalancer:
         self, agreed: _Agreed, micro_step: int, share: Share, following: Share
     ) -> Produced:
         placement, me = agreed.placement, self.exchange.rank
-        self.doing = f"exchanging the packs of step {agreed.step} micro-step {micro_step}"
+        at = f"step {agreed.step} micro-step {micro_step}"
+        self.doing = f"exchanging the packs of {at} with the other ranks"
         with self._on_stream():
             came = self._exchange_payloads(agreed, micro_step, share)
             moved = list(came)

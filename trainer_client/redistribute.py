@@ -60,9 +60,10 @@ class RebalancedLoader:
                         of what is yielded: the grid of a step. Several packs a cell are joined
                         along the token axis, so they must be canonical
         cost            of a pack, a whole number; default: the planner's vit_cost
-        group           the data-parallel ranks, default all. Process groups of the loader's own are
-                        made for them, so every one of these ranks makes its loader at the same
-                        point of the program, and no other rank does
+        own_group       the data-parallel ranks, where they are not all: a process group made for
+                        this loader alone (`dist.new_subgroups_by_enumeration(ranks, backend="gloo",
+                        timeout=...)`; with device="cuda" of backend "cpu:gloo,cuda:nccl") and
+                        destroyed by it. Default: all ranks, which make their loaders together
         device          where the tensors are when a batch is yielded. "cuda": packs go over NCCL,
                         from device to device, else over gloo. NCCL wants room on the device for
                         this exchange and the trainer's own collectives at once; where that is a
@@ -95,7 +96,7 @@ class RebalancedLoader:
         micro_steps: int,
         packs_per_cell: int = 1,
         cost: Cost = vision_cost,
-        group: dist.ProcessGroup | None = None,
+        own_group: dist.ProcessGroup | None = None,
         device: str | torch.device = "cpu",
         overlap: bool = True,
         ahead: int = 2,
@@ -111,16 +112,15 @@ class RebalancedLoader:
             raise ConfigError(f'remainder is {remainder!r}, must be "pad" or "drop"')
         self._source, self._timeout_s = source, timeout_s
         self._depth = ahead if overlap else 0
-        dp_size = dist.get_world_size(group) if dist.is_initialized() else 1
+        exchange = PackExchange(own_group, device=_with_index(device), timeout_s=timeout_s)
         settings = PlacementSettings(
-            dp_size=dp_size,
+            dp_size=exchange.size,
             micro_steps=micro_steps,
             packs_per_cell=packs_per_cell,
             ranks_per_node=ranks_per_node,
             sync_domain=sync_domain,
             tolerance=tolerance,
         )
-        exchange = PackExchange(group, device=_with_index(device), timeout_s=timeout_s)
         self._rebalancer = Rebalancer(
             source, exchange, settings=settings, cost=cost, remainder=remainder
         )
