@@ -40,10 +40,7 @@ class PackExchange:
         self._group: dist.ProcessGroup | None = None
         if not (dist.is_available() and dist.is_initialized()):
             return
-        self._group = own_group or dist.new_group(
-            backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            timeout=timedelta(seconds=timeout_s),
-        )
+        self._group = own_group or _new_group(device, timeout_s)
         self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
 
     def gather(self, row: NDArray[np.int64], *, what: str) -> NDArray[np.int64]:
@@ -120,3 +117,18 @@ class PackExchange:
                 f"rank {self.rank} of {self.size} lost another rank in {what}: it has ended or "
                 f"closed its loader; its log says why ({first_line})"
             ) from error
+
+
+def _new_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup:
+    try:
+        made: dist.ProcessGroup = dist.new_group(
+            backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        raise DataServiceError(
+            f"rank {dist.get_rank()} could not connect to the other ranks within {timeout_s:.3g} "
+            "s; all ranks make their RebalancedLoader at the same point of the program, or pass "
+            f"own_group ({error})"
+        ) from error
+    return made

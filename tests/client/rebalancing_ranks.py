@@ -25,7 +25,8 @@ from trainer_client.synthetic import FAKE_INFO, FakePack, synthetic_packs
 
 MICRO_STEPS = 3
 STEPS = 4
-LONG_STEPS = 120
+LONG_STEPS = 60
+MOST_PACKS = 32
 TIMEOUT_S = 60.0
 Check = Callable[[int, int], Any]
 
@@ -45,7 +46,7 @@ class Source:
 
     def __init__(self, rank: int, count: int, *, fail_at: int = -1, hang_at: int = -1) -> None:
         self.names = [f"{rank}.{i}" for i in range(count)]
-        self._packs = synthetic_packs(count, seed=rank)
+        self._packs = synthetic_packs(MOST_PACKS, seed=rank)[:count]
         self._fail_at, self._hang_at = fail_at, hang_at
         self.next = 0
         self.given: dict[str, MicroBatch] = {}
@@ -225,7 +226,7 @@ def other_states(rank: int, ranks: int) -> Any:
 def hanging_source(rank: int, ranks: int) -> Any:
     source = Source(rank, 9, hang_at=4 if rank == 1 else -1)
     started = time.monotonic()
-    with loader(source, timeout_s=2.0) as batches:
+    with loader(source, timeout_s=6.0) as batches:
         error = error_of(lambda: list(batches))
         took_s = time.monotonic() - started
     return [took_s, error]
@@ -290,7 +291,7 @@ def left_behind(rank: int, ranks: int) -> Any:
     seen = []
     with loader(packs(), cost=lambda pack: len(pack["pixel_values"])) as batches:
         for batch in batches:
-            if batch.is_last_micro_step and batch.step in (20, LONG_STEPS - 20):
+            if batch.is_last_micro_step and batch.step in (10, LONG_STEPS - 10):
                 seen.append(held())
     del batch, batches
     closed = held()

@@ -172,7 +172,7 @@ def test_a_rank_that_hangs_ends_the_wait_of_all(seen: Seen) -> None:
     for rank, checks in enumerate(seen):
         took_s, (kind, text) = checks["hanging_source"]
         assert kind == "DeadlineExceeded" and f"rank {rank}" in text.replace("loader-", "rank ")
-        assert took_s < 20.0
+        assert took_s < 40.0
     assert "reading packs from its source" in seen[1]["hanging_source"][1][1]
 
 
