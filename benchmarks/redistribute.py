@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--micro-step-ms", type=float, default=150.0, help="of the mean pack")
     parser.add_argument("--llm-vit-ratio", type=float, default=2.0)
-    parser.add_argument("--mean-patches", type=int, default=5000, help="588 bytes each")
+    parser.add_argument("--mean-patches", type=int, default=10_000, help="588 bytes each")
     parser.add_argument("--soak", type=int, default=0, help="steps; nothing is compared")
     args = parser.parse_args()
     args.micro_steps = args.micro_steps or (2 if args.soak else 8)
