@@ -137,6 +137,8 @@ class RebalancedLoader:
         return self
 
     def __next__(self) -> MicroBatch:
+        if not self._closer.alive:
+            raise DataServiceError("the RebalancedLoader is closed")
         if self._items is None:
             self._start()
         assert self._items is not None
@@ -164,8 +166,6 @@ class RebalancedLoader:
         return batch
 
     def _start(self) -> None:
-        if not self._closer.alive:
-            raise DataServiceError("the RebalancedLoader is closed")
         rebalancer = self._rebalancer
         exchange, name = rebalancer.exchange, f"rebalanced-loader-{rebalancer.exchange.rank}"
         if not self._depth:

@@ -89,7 +89,7 @@ def one_run(endpoint: str, rank: int, ranks: int, options: dict[str, Any]) -> di
         if options.get("mean"):
             batches = mean_per_micro_batch(batches, ranks)
         model = build_model(sizes).double()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
         wrapped = DistributedDataParallel(model)
         train(wrapped, optimizer, watched(batches, cells), after_step=after_step)
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -312,12 +314,43 @@ def test_states_that_cannot_be_continued_are_refused() -> None:
         loader.state_dict()
 
 
-def test_a_closed_loader_says_so() -> None:
-    loader = alone(Source(0, 9))
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_closed_loader_says_so(overlap: bool, begun: bool) -> None:
+    loader = alone(Source(0, 9), overlap=overlap)
+    if begun:
+        next(loader)
     loader.close()
     loader.close()
     with pytest.raises(DataServiceError, match="is closed"):
         next(loader)
+
+
+def test_a_loader_that_nobody_closes_leaves_no_thread() -> None:
+    loader = alone(Source(0, 30))
+    next(loader)
+    names = [thread.name for thread in threading.enumerate()]
+    assert "rebalanced-loader-0" in names
+    del loader
+    gc.collect()
+    assert "rebalanced-loader-0" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_source_that_hangs_is_closed_with_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer_client.ahead.PATIENCE_S", 0.1)
+    source = Source(0, 30, hang_at=MICRO_STEPS)
+    with alone(source) as loader:
+        next(loader)
+    assert source.closed.is_set()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+def test_batches_on_a_device_are_those_of_the_cpu() -> None:
+    with alone(Source(0, 9)) as here, alone(Source(0, 9), device="cuda") as there:
+        for a, b in zip(here, there, strict=True):
+            for name, value in a.items():
+                if isinstance(value, torch.Tensor):
+                    assert b[name].is_cuda and torch.equal(b[name].cpu(), value)
 
 
 # ---- pieces -------------------------------------------------------------------------------------
