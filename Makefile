@@ -1,4 +1,4 @@
-.PHONY: venv demo test test-slow fuzz lint format clean
+.PHONY: venv demo test test-slow soak fuzz lint format clean
 
 PY := .venv/bin/python
 
@@ -13,6 +13,10 @@ test: venv
 
 test-slow: venv
 	$(PY) -m pytest -q -m slow tests
+
+# Client and service over 10,000 steps; takes minutes.
+soak: venv
+	$(PY) benchmarks/soak_client.py
 
 # Five minutes a target; coverage-guided, so it takes atheris, which nothing else needs.
 fuzz: venv

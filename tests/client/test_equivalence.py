@@ -1,171 +1,206 @@
-"""Placement changes who computes what, not what is learnt: two ranks, float64, 20 steps.
-
-Run as a script it is one of the two ranks.
-"""
+"""Placement changes who computes what, not what is learnt: 2 and 4 ranks, float64, 50 steps."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from client.equivalence_ranks import MICRO_STEPS, MOST_TOKENS, PACKS_PER_CELL
+from numpy.typing import NDArray
+from support.ranks import run_ranks
 
-from trainer_client import MicroBatch, PackStream, ParallelLayout
-from trainer_client.examples.train_tiny_vlm import ModelSizes, build_model, train
-from trainer_client.testing import FakeService, balanced, synthetic_packs, with_hole
+from dataservice.core.settings import Grid
+from trainer_client.synthetic import Arrays
+from trainer_client.testing import (
+    FAKE_INFO,
+    FakePack,
+    FakeService,
+    balanced,
+    padding_pack,
+    synthetic_packs,
+    with_hole,
+)
 
-RANKS, MICRO_STEPS, STEPS = 2, 2, 20
-PACKS_PER_CELL = 2
-"""With one pack a cell, even a mean per micro-batch would not notice where a pack is computed."""
-
-
-class MeanPerMicroBatch:
-    """The control: batches whose loss is normalised by their own label count."""
-
-    def __init__(self, stream: PackStream) -> None:
-        self.stream = stream
-
-    def __iter__(self) -> Any:
-        for batch in self.stream:
-            own = int((batch["labels"] != -100).sum())
-            batch.meta["loss_tokens"] = own * RANKS * MICRO_STEPS
-            yield batch
+STEPS = 50
+CONTROL_STEPS = 10
+WAYS = ("balanced", "rebalanced", "rebalanced synchronously", "segregated")
+"""To place the packs; all beside arrival order. Segregated ones hold the same documents."""
+Runs = list[dict[str, Any]]
 
 
-def one_run(endpoint: str, rank: int, *, mean_per_micro_batch: bool) -> dict[str, Any]:
-    stream = PackStream(
-        endpoint,
-        job="tiny",
-        layout=ParallelLayout.data_parallel(rank, RANKS),
-        micro_steps=MICRO_STEPS,
-        packs_per_cell=PACKS_PER_CELL,
-        digests=True,
-    )
-    losses: list[float] = []
-    cells: list[Any] = []
-
-    def after_step(_step: int, loss: float) -> bool:
-        losses.append(loss)
-        return True
-
-    def watched(batches: Any) -> Any:
-        for batch in batches:
-            cells.append(cell_of(batch))
-            yield batch
-
-    with stream:
-        info = stream.open()
-        sizes = ModelSizes.of(info, dim=32, vision_dim=16)
-        model = build_model(sizes).double()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        batches = MeanPerMicroBatch(stream) if mean_per_micro_batch else stream
-        train(DistributedDataParallel(model), optimizer, watched(batches), after_step=after_step)
-    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {"losses": losses, "weights": weights.tolist(), "cells": cells}
+@pytest.fixture(scope="module", params=[2, 4])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """By rank: arrival, each of WAYS, and those whose loss is a mean over micro-batches."""
+    ranks: int = request.param
+    grid = Grid(dp_size=ranks, micro_steps=MICRO_STEPS, packs_per_cell=PACKS_PER_CELL)
+    packs = global_batches(grid)
+    with (
+        FakeService(packs) as arrival,
+        FakeService(packs, placement=balanced) as placed,
+        FakeService(segregated(packs, grid), info=LONGER) as apart,
+    ):
+        own, plain = {"rebalance": True, "steps": STEPS}, {"steps": STEPS}
+        wanted: dict[str, Any] = {
+            "arrival": (arrival.endpoint, plain),
+            "balanced": (placed.endpoint, plain),
+            "rebalanced": (arrival.endpoint, own | {"overlap": True}),
+            "segregated": (apart.endpoint, plain),
+        }
+        if ranks == 2:
+            in_turn = own | {"overlap": False}
+            control = {"mean": True, "steps": CONTROL_STEPS}
+            wanted["rebalanced synchronously"] = (arrival.endpoint, in_turn)
+            wanted["arrival, mean"] = (arrival.endpoint, control)
+            wanted["balanced, mean"] = (placed.endpoint, control)
+            wanted["rebalanced, mean"] = (arrival.endpoint, in_turn | control)
+        script = str(Path(__file__).with_name("equivalence_ranks.py"))
+        folder = tmp_path_factory.mktemp(f"equivalence{ranks}")
+        return run_ranks(script, ranks, folder, json.dumps(wanted))
 
 
-def cell_of(batch: MicroBatch) -> list[Any]:
-    meta = batch.meta
-    return [
-        meta["step"],
-        meta["micro_step"],
-        meta["pack_ids"],
-        meta["digests"],
-        meta["num_images"],
-        meta["ranks_without_images"],
-        len(meta["holes"]),
-    ]
+def ways(runs: Runs) -> list[str]:
+    return [way for way in WAYS if way in runs[0]]
 
 
-def rank_main(rank: int, endpoints: dict[str, str], folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
-    runs = {
-        f"{name} {kind}": one_run(endpoint, rank, mean_per_micro_batch=kind == "mean")
-        for name, endpoint in endpoints.items()
-        for kind in ("planned", "mean")
-    }
-    dist.destroy_process_group()
-    (folder / f"{rank}.json").write_text(json.dumps(runs))
+# ---- packs --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """By rank: "arrival planned", "arrival mean", "balanced planned", "balanced mean"."""
-    folder = tmp_path_factory.mktemp("equivalence")
-    packs = synthetic_packs(RANKS * MICRO_STEPS * PACKS_PER_CELL * STEPS, seed=5)
+def global_batches(grid: Grid) -> list[FakePack]:
+    """Packs with and without images, and one with a hole; every step ends with one of padding."""
+    packs = synthetic_packs((grid.num_packs - 1) * STEPS, seed=5)
     hole = next(i for i, pack in enumerate(packs) if pack.num_images and i > 40)
     packs[hole] = with_hole(packs[hole])
-    with FakeService(packs) as arrival, FakeService(packs, placement=balanced) as placed:
-        _run_ranks({"arrival": arrival.endpoint, "balanced": placed.endpoint}, folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    steps = []
+    for first in range(0, len(packs), grid.num_packs - 1):
+        steps += [*packs[first : first + grid.num_packs - 1], padding_pack()]
+    return steps
 
 
-def _run_ranks(endpoints: dict[str, str], folder: Path) -> None:
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": root, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = []
-    for rank in range(RANKS):
-        arguments = [str(rank), json.dumps(endpoints), str(folder)]
-        processes.append(
-            subprocess.Popen([sys.executable, __file__, *arguments], env=environment, cwd=root)
+def segregated(packs: Sequence[FakePack], grid: Grid) -> list[FakePack]:
+    """The documents of every global batch, those without images in packs of their own and first.
+
+    As long a pack as it takes, its documents in another order and other company.
+    """
+    steps = []
+    for first in range(0, len(packs), grid.num_packs):
+        step = packs[first : first + grid.num_packs]
+        documents = [document for pack in step for document in documents_of(pack)]
+        text = [one for one in documents if not len(one["image_grid_thw"])]
+        vision = [one for one in documents if len(one["image_grid_thw"])]
+        num_text = grid.num_packs // 2
+        halves = dealt(text, num_text) + dealt(vision, grid.num_packs - num_text)
+        loss_tokens = sum(pack.loss_tokens for pack in step)
+        steps += [replace(halves[0], loss_tokens=loss_tokens), *halves[1:]]
+    return steps
+
+
+def documents_of(pack: FakePack) -> list[Arrays]:
+    """The arrays of each document by itself."""
+    arrays, found = pack.arrays, []
+    rows = np.concatenate([[0], np.cumsum(arrays["image_grid_thw"].prod(axis=1, dtype=np.int64))])
+    for number in range(pack.meta["num_docs"]):
+        start, stop = arrays["cu_seqlens"][number : number + 2]
+        images = np.flatnonzero(arrays["image_doc_ids"] == number)
+        pixels = [arrays["pixel_values"][rows[i] : rows[i + 1]] for i in images]
+        found.append(
+            {
+                "input_ids": arrays["input_ids"][start:stop],
+                "labels": arrays["labels"][start:stop],
+                "pixel_values": np.concatenate([arrays["pixel_values"][:0], *pixels]),
+                "image_grid_thw": arrays["image_grid_thw"][images],
+            }
         )
-    try:
-        assert [process.wait(timeout=110) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    return found
 
 
-def difference(runs: list[dict[str, Any]], kind: str, what: str) -> float:
-    a, b = (np.array(runs[0][f"{name} {kind}"][what]) for name in ("arrival", "balanced"))
-    return float(np.abs(a - b).max())
+def dealt(documents: Sequence[Arrays], num_packs: int) -> list[FakePack]:
+    """Each document to the shortest pack, the last one first."""
+    held: list[list[Arrays]] = [[] for _ in range(num_packs)]
+    for document in reversed(documents):
+        lengths = [sum(len(one["input_ids"]) for one in pack) for pack in held]
+        held[int(np.argmin(lengths))].append(document)
+    return [packed(pack) for pack in held]
 
 
-def test_the_same_packs_are_computed_elsewhere(runs: list[dict[str, Any]]) -> None:
-    arrival, placed = (
-        [cell for run in runs for cell in run[f"{name} planned"]["cells"]]
-        for name in ("arrival", "balanced")
+def packed(documents: Sequence[Arrays]) -> FakePack:
+    """Of MOST_TOKENS, the rest of them padding; planned without loss tokens."""
+    lengths = [len(one["input_ids"]) for one in documents]
+    filler = padding_pack(replace(FAKE_INFO, pack_length=MOST_TOKENS - sum(lengths))).arrays
+    parts = [*documents, filler]
+    names = ("input_ids", "labels", "pixel_values", "image_grid_thw")
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    arrays["cu_seqlens"] = np.cumsum([0, *(len(part["input_ids"]) for part in parts)]).astype(
+        np.int32
     )
-    assert len(arrival) == len(placed) == RANKS * MICRO_STEPS * STEPS
-    different = sum(set(a[2]) != set(b[2]) for a, b in zip(arrival, placed, strict=True))
-    assert different >= len(arrival) / 2
-    by_step: list[dict[int, set[Any]]] = []
-    for cells in (arrival, placed):
-        steps: dict[int, set[Any]] = {}
-        for step, _, pack_ids, digests, *_ in cells:
+    arrays["image_doc_ids"] = np.repeat(
+        np.arange(len(documents), dtype=np.int32), [len(one["image_grid_thw"]) for one in documents]
+    )
+    meta = {"num_docs": len(documents), "sample_keys": []}
+    return FakePack(arrays=arrays, meta=meta, loss_tokens=0)
+
+
+LONGER = replace(FAKE_INFO, pack_length=MOST_TOKENS)
+"""Packs with room for the documents that fall to one."""
+
+# ---- tests --------------------------------------------------------------------------------------
+
+
+def difference(runs: Runs, way: str, what: str, *, kind: str = "") -> float:
+    values: list[NDArray[np.float64]] = [
+        np.array(runs[0][name + kind][what]) for name in ("arrival", way)
+    ]
+    return float(np.abs(values[0] - values[1]).max())
+
+
+def test_losses_and_weights_are_equal(runs: Runs) -> None:
+    assert len(runs[0]["arrival"]["losses"]) == STEPS
+    for way in ways(runs):
+        assert difference(runs, way, "losses") < 1e-9, way
+        assert difference(runs, way, "weights") < 1e-9, way
+    for name in ("arrival", *ways(runs)):
+        assert all(run[name]["weights"] == runs[0][name]["weights"] for run in runs)
+        losses = runs[0][name]["losses"]
+        assert np.mean(losses[-10:]) < np.mean(losses[:10])
+
+
+def test_the_same_packs_are_computed_elsewhere(runs: Runs) -> None:
+    cells = {name: [cell for run in runs for cell in run[name]["cells"]] for name in runs[0]}
+    by_step: dict[str, dict[int, set[Any]]] = {}
+    for name, told in cells.items():
+        steps = by_step.setdefault(name, {})
+        for step, _, pack_ids, digests, *_ in told:
             steps.setdefault(step, set()).update(zip(pack_ids, digests, strict=True))
-        by_step.append(steps)
-    assert by_step[0] == by_step[1]
-    for cells, num_ranks in ((arrival, 1), (placed, RANKS)):
-        assert any(images == 0 and without == num_ranks for *_, images, without, _ in cells)
-        assert sum(holes for *_, holes in cells) == 1
+    arrival = cells["arrival"]
+    assert len(arrival) == len(runs) * MICRO_STEPS * STEPS
+    for way in ways(runs):
+        placed = cells[way]
+        assert len(placed) == len(arrival)
+        different = sum(a[3] != b[3] for a, b in zip(arrival, placed, strict=True))
+        assert different >= len(arrival) / 2, way
+        if way != "segregated":
+            assert by_step[way] == by_step["arrival"], way
+        for cell, other in zip(arrival, placed, strict=True):
+            assert cell[0] == other[0] and cell[-1] == other[-1]  # step, planned loss tokens
+    for name in ("arrival", "balanced", "rebalanced"):
+        assert sum(holes for *_, holes, _ in cells[name]) == 1
 
 
-def test_losses_and_weights_are_equal(runs: list[dict[str, Any]]) -> None:
-    assert len(runs[0]["arrival planned"]["losses"]) == STEPS
-    assert difference(runs, "planned", "losses") < 1e-9
-    assert difference(runs, "planned", "weights") < 1e-9
-    for run in ("arrival planned", "balanced planned"):
-        assert runs[0][run]["weights"] == runs[1][run]["weights"]
-        losses = runs[0][run]["losses"]
-        assert losses[-1] < losses[0]
+def test_segregated_text_has_micro_steps_of_its_own(runs: Runs) -> None:
+    told = [cell for run in runs for cell in run["segregated"]["cells"]]
+    text = [cell for cell in told if cell[1] == 0]
+    assert all(images == 0 and without == len(runs) for *_, images, without, _, _ in text)
+    vision = [cell for cell in told if cell[1] == 1]
+    assert sum(images > 0 for *_, images, _, _, _ in vision) > 0.9 * len(vision)
 
 
-def test_a_mean_per_micro_batch_would_differ(runs: list[dict[str, Any]]) -> None:
-    assert difference(runs, "mean", "losses") > 1e-6
-    assert difference(runs, "mean", "weights") > 1e-6
-
-
-if __name__ == "__main__":
-    rank_main(int(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))
+def test_a_mean_per_micro_batch_would_differ(runs: Runs) -> None:
+    if "arrival, mean" not in runs[0]:
+        return
+    for way in ("balanced", "rebalanced"):
+        assert difference(runs, way, "losses", kind=", mean") > 1e-6
+        assert difference(runs, way, "weights", kind=", mean") > 1e-6
