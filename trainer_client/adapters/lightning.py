@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class PackDataModule(LightningDataModule):
-    """Training data from a stream: `trainer.fit(model, datamodule=PackDataModule(stream, convert))`.
+    """Training data from a stream.
+
+        trainer.fit(model, datamodule=PackDataModule(stream, convert), ckpt_path=...)
 
     `training_step` gets what `convert` makes of a micro-batch. `Trainer(max_steps=...,
     accumulate_grad_batches=...)`: the second equal to the stream's `micro_steps`; Lightning
