@@ -77,7 +77,7 @@ class PackDataLoader(BaseDataLoader):
                 f"training.local_batch_size is {sizes['local_batch_size']}; set 1, and the packs "
                 "of a batch by PackDataLoader.Config(packs_per_cell=...)"
             )
-        self._convert = config.convert
+        self._convert, self._in_step = config.convert, False
         self._stream = PackStream(
             config.endpoint,
             job=config.job,
@@ -94,10 +94,16 @@ class PackDataLoader(BaseDataLoader):
                     f"training.seq_len is {self._tokens}, a batch of the service has "
                     f"{len(batch['input_ids'])} tokens; set it to pack_length * packs_per_cell"
                 )
+            self._in_step = not batch.is_last_micro_step
             yield self._convert(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """One text: distributed checkpoints load into keys that exist before the first batch."""
+        if self._in_step:
+            raise ConfigError(
+                "torchtitan's step ends inside one of the stream's; set training.global_batch_size "
+                "to micro_steps * data-parallel ranks"
+            )
         return {"pack_stream": json.dumps(self._stream.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """A DeepSpeed engine on a PackStream.
 
-    python -m trainer_client.examples.train_deepspeed --endpoint HOST:PORT --checkpoint DIR
+python -m trainer_client.examples.train_deepspeed --endpoint HOST:PORT --checkpoint DIR
 """
 
 from __future__ import annotations

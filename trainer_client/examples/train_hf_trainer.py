@@ -8,9 +8,11 @@ With a model of transformers, `convert` is one of `trainer_client.adapters` and 
 
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -50,21 +52,27 @@ def main(argv: list[str] | None = None) -> None:
         ignore_data_skip=True,
         save_strategy="steps" if args.checkpoint else "no",
         save_steps=args.checkpoint_every,
-        learning_rate=1e-3,
         lr_scheduler_type="constant",
-        weight_decay=0.01,
         max_grad_norm=0.0,
         logging_steps=1,
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
+        ddp_find_unused_parameters=False,
         use_cpu=True,
     )
     layout = ParallelLayout.data_parallel(settings.process_index, settings.world_size)
     model = MeanLossVLM(describe(args, layout))
     with open_stream(args, layout) as stream:
-        trainer = PackTrainer(model, settings, stream=stream, convert=tensors, callbacks=[Report()])
-        last = get_last_checkpoint(folder) if args.checkpoint else None
+        trainer = PackTrainer(
+            model,
+            settings,
+            stream=stream,
+            convert=tensors,
+            callbacks=[Report()],
+            optimizers=(torch.optim.AdamW(model.parameters(), lr=1e-3), None),
+        )
+        last = get_last_checkpoint(folder) if os.path.isdir(folder) else None
         trainer.train(resume_from_checkpoint=last)
 
 

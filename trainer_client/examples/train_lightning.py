@@ -1,6 +1,6 @@
 """Lightning's `Trainer` on a PackStream.
 
-    python -m trainer_client.examples.train_lightning --endpoint HOST:PORT --checkpoint DIR
+python -m trainer_client.examples.train_lightning --endpoint HOST:PORT --checkpoint DIR
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 1 -m trainer_client.examples.train_torchtitan --endpoint HOST:PORT ...
 
-In a config of yours it is the one line `dataloader=PackDataLoader.Config(...)`; a vision model takes
-`convert=vision_batch`. torchtitan needs a GPU.
+In a config of yours it is the one line `dataloader=PackDataLoader.Config(...)`; a vision model
+takes `convert=vision_batch`. torchtitan needs a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the torchtitan example on the CPU, where torchtitan itself asks for a GPU.
+"""Lets torchtitan run on the CPU, where torchtitan itself asks for a GPU.
 
 Only the device's module is stood in for, and Triton where it is missing, whose kernels are not run;
 model, trainer, loss and checkpoints are torchtitan's.
@@ -7,7 +7,6 @@ model, trainer, loss and checkpoints are torchtitan's.
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -42,23 +41,17 @@ def uncompiled(function: Any = None, **_: Any) -> Any:
     return (lambda given: given) if function is None else function
 
 
-if __name__ == "__main__":
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(alone | {"MASTER_PORT": "0"})
+def prepare() -> None:
+    """Before torchtitan's models or its trainer are imported."""
     utils.device_type, utils.device_module = "cpu", stand_in()
     torch.compile = uncompiled
     flex_attention._validate_device = lambda *_: None
     if not hasattr(torch.distributed, "set_timeout"):  # torchtitan wants a torch of tomorrow
         torch.distributed.set_timeout = lambda *_: None
     if importlib.util.find_spec("triton") is None:
-        import torch._inductor.compile_fx  # looks for Triton itself
-
+        importlib.import_module("torch._inductor.compile_fx")  # looks for Triton itself
         triton = {"triton": MagicMock(), "triton.language": MagicMock()}
         sys.modules.update(triton)
-        import torchtitan.models.common
-
+        importlib.import_module("torchtitan.models.common")
         for name in triton:
             del sys.modules[name]
-    from trainer_client.examples.train_torchtitan import main
-
-    main(sys.argv[1:])
