@@ -1,4 +1,4 @@
-"""Megatron's external loader: who reads, that readers agree, and a checkpoint as Megatron writes it.
+"""Megatron's external loader: who reads, that readers agree, and its checkpoints resumed.
 
 Run as a script it is one of two ranks.
 """

@@ -83,7 +83,7 @@ def launched(module: str, endpoint: str, folder: Path, *extra: str) -> str:
 
 def losses(output: str) -> dict[int, float]:
     """By step; a step that was trained twice is an error."""
-    found = re.findall(r"step (\d+) loss (\S+)", output)
+    found = re.findall(r"step (\d+) loss ([\d.]+)", output)
     by_step = {int(step): float(loss) for step, loss in found}
     assert len(by_step) == len(found), output
     return by_step
