@@ -114,6 +114,8 @@ def test_json_that_does_not_fit_is_refused(text: str) -> None:
         ("vision: {max_pixels: 700, min_pixels: 10}", 6, ["vision", "less than one image token"]),
         ("vision: {mode: tiles, tile: 450}", 6, ["vision", "450", "multiple of patch 14"]),
         ("vision: {min_tiles: 4, max_tiles: 3}", 6, ["vision", "min_tiles 4", "max_tiles 3"]),
+        ("plan: {align: 100}", 6, ["plan", "align 100 does not divide pack_length 8192"]),
+        ("plan: {align: 16, phases: [{pack_length: 1000}]}", 6, ["plan", "pack_length 1000"]),
         ("plan: {pack_length: 16777217}", 6, ["plan.pack_length", "at most 16,777,216"]),
         ("plan: {phases: [{max_pixels: 5000000000}]}", 6, ["max_pixels", "at most 4,294,967,296"]),
         ("balance: {min_images_per_rank: 9999999999999}", 6, ["balance.min_images", "at most"]),

@@ -5,11 +5,13 @@ Importing it needs torch, numpy, grpcio, msgpack and zstandard, and never pulls 
 
 from __future__ import annotations
 
+from trainer_client.agreement import shared_run_id
 from trainer_client.batch import MicroBatch, VisionInfo
 from trainer_client.cost_terms import cost_terms
 from trainer_client.device import normalize
 from trainer_client.layout import ParallelLayout
-from trainer_client.stream import PackStream, StreamStats
+from trainer_client.metrics import StreamStats
+from trainer_client.stream import PackStream
 
 __all__ = [
     "MicroBatch",
@@ -19,4 +21,5 @@ __all__ = [
     "VisionInfo",
     "cost_terms",
     "normalize",
+    "shared_run_id",
 ]

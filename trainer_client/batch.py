@@ -2,7 +2,8 @@
 
 Invariants: what does not fit together is refused with WireError before a tensor is made;
 `pixel_values` of a single pack is a view of the received buffer, never a copy;
-padding is its own segment of `cu_seqlens`, has doc_id -1 and no labels.
+padding is its own segment of `cu_seqlens`, has doc_id -1 and no labels; the filler behind an
+aligned document belongs to the document's segment, has doc_id -1 and no labels.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PACK_ARRAYS = {
     "input_ids": (np.int32, 1),
     "labels": (np.int32, 1),
     "cu_seqlens": (np.int32, 1),
+    "doc_lengths": (np.int32, 1),
     "pixel_values": (np.uint8, 2),
     "image_grid_thw": (np.int32, 2),
     "image_doc_ids": (np.int32, 1),
@@ -88,18 +90,30 @@ class MicroBatch(dict[str, Any]):
 
         input_ids, labels, position_ids   int64 [T]     labels unshifted, -100 = no loss
         cu_seqlens                        int32 [D+1]   cu_seqlens[-1] == T
-        max_seqlen                        int           longest segment
-        doc_ids                           int32 [T]     number of the segment; -1 on padding
-        pixel_values                      uint8 [P, 3*side*side], see `normalize`; side: vision.side
+        doc_lengths                       int32 [D]     tokens of each segment without its filler
+        max_seqlen                        int           longest segment, filler with it
+        doc_ids                           int32 [T]     number of the segment; -1 on padding, filler
+        pixel_values                      uint8 [P, 3*side*side], see `normalize`, also for what a
+                                          stream that normalises gives; side: vision.side
         image_grid_thw                    int64 [N, 3]  in patches, or tiles
         image_doc_ids                     int32 [N]     segment of each image
         num_tiles                         int64 [N]     of tiles only: rows of `pixel_values` of
                                                         each image, its thumbnail the last
 
+    Filler stands behind a document where a plan aligns documents, up to a multiple of
+    `plan.align`: pad tokens of the document's segment, without labels.
+
     `meta` has JSON types: step, micro_step, dp_rank, plan_digest, pack_ids, pack_numbers,
     sample_keys (a list a pack), loss_tokens (planned, of the whole step, all ranks), num_images
-    (of this micro-batch), ranks_without_images (of this micro-step), holes, waited_s, and
-    digests (SHA-256 of each pack as received) where the stream was asked for them.
+    (of this micro-batch), ranks_without_images (of this micro-step), holes, waited_s (seconds that
+    the trainer waited for it), step_waited_s (and for the step up to it: of the last micro-batch,
+    for the step), and digests (SHA-256 of each pack as received) where the stream was asked for
+    them. What may change along the plan:
+
+        pack_length, num_packs   of this micro-batch: T == pack_length * num_packs
+        max_pixels               of a picture of this step; max_tiles where pictures are tiles
+        next_step                the same three of the step behind this one, num_packs a list by
+                                 micro-step; None where this step is the last
     """
 
     step: int
@@ -114,7 +128,12 @@ class MicroBatch(dict[str, Any]):
 
 
 def check_pack(
-    arrays: Arrays, meta: Mapping[str, Any], *, pack_length: int, vision: VisionInfo
+    arrays: Arrays,
+    meta: Mapping[str, Any],
+    *,
+    pack_length: int,
+    vision: VisionInfo,
+    align: int = 1,
 ) -> None:
     """Raise WireError unless the arrays are one whole pack as the session describes packs."""
     pack_id = meta.get("pack_id", "?")
@@ -138,6 +157,8 @@ def check_pack(
         or (np.diff(bounds) < 1).any()
     ):
         raise refuse("cu_seqlens does not divide the pack into segments")
+    if wrong := _wrong_lengths(arrays, align):
+        raise refuse(wrong)
     num_docs = meta.get("num_docs")
     if not isinstance(num_docs, int) or not bounds.size - 2 <= num_docs <= bounds.size - 1:
         raise refuse(f"{num_docs} documents in {bounds.size - 1} segments")
@@ -152,6 +173,29 @@ def check_pack(
     if arrays["pixel_values"].shape != needed:
         shape = arrays["pixel_values"].shape
         raise refuse(f"pixel_values has shape {shape}, the image grids need {needed}")
+
+
+def _wrong_lengths(arrays: Arrays, align: int) -> str:
+    """What is wrong with doc_lengths; empty when nothing is."""
+    bounds, lengths = arrays["cu_seqlens"], arrays["doc_lengths"]
+    if lengths.shape != (bounds.size - 1,):
+        return f"{lengths.size} doc_lengths for {bounds.size - 1} segments"
+    filler = np.diff(bounds) - lengths
+    if (lengths < 1).any() or (filler < 0).any() or (filler >= align).any():
+        return f"doc_lengths do not fill their segments, aligned to {align}"
+    if (bounds % align).any():
+        return f"cu_seqlens are not multiples of {align}, to which the session aligns documents"
+    if filler.any() and (arrays["labels"][_filler(bounds, lengths)] >= 0).any():
+        return "filler behind a document has labels"
+    return ""
+
+
+def _filler(bounds: NDArray[np.int32], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """[T]: the tokens behind a document, in its segment."""
+    sizes = np.diff(bounds)
+    place = np.arange(bounds[-1]) - np.repeat(bounds[:-1], sizes)
+    filler: NDArray[np.bool_] = place >= np.repeat(lengths, sizes)
+    return filler
 
 
 def _concatenate(packs: Sequence[Arrays], name: str) -> torch.Tensor:
@@ -173,11 +217,16 @@ def _segments(packs: Sequence[Arrays], num_docs: Sequence[int]) -> dict[str, tor
         image_docs.append(arrays["image_doc_ids"] + np.int32(first_segment))
         first_segment += segments
     bounds = np.concatenate([[0], np.cumsum(lengths)])
-    starts = np.repeat(bounds[:-1], lengths)
+    position_ids = np.arange(bounds[-1], dtype=np.int64) - np.repeat(bounds[:-1], lengths)
+    doc_ids = np.repeat(np.concatenate(names), lengths)
+    doc_lengths = np.concatenate([arrays["doc_lengths"] for arrays in packs])
+    if (doc_lengths != lengths).any():
+        doc_ids[position_ids >= np.repeat(doc_lengths, lengths)] = -1
     return {
-        "position_ids": torch.from_numpy(np.arange(bounds[-1], dtype=np.int64) - starts),
+        "position_ids": torch.from_numpy(position_ids),
         "cu_seqlens": torch.from_numpy(bounds.astype(np.int32)),
-        "doc_ids": torch.from_numpy(np.repeat(np.concatenate(names), lengths)),
+        "doc_lengths": torch.from_numpy(doc_lengths),
+        "doc_ids": torch.from_numpy(doc_ids),
         "image_doc_ids": torch.from_numpy(np.concatenate(image_docs)),
     }
 

@@ -1,6 +1,7 @@
 """What a micro-batch's compute time is made of, for a log that `dataservice fit-cost` reads.
 
-Invariants: the terms are those by which the planner costs the same packs; padding counts nowhere.
+Invariants: the terms are those by which the planner costs the same packs; padding and filler count
+nowhere.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from trainer_client.batch import MicroBatch
 def cost_terms(batch: MicroBatch) -> dict[str, int]:
     """`patches`, `patches_squared` (over images, or tiles) and `length_squared` (over documents).
 
-    Reads image_grid_thw (before the merge) or num_tiles, cu_seqlens and doc_ids of a micro-batch.
-    With a time they make one row of a log:
+    Reads image_grid_thw (before the merge) or num_tiles, cu_seqlens, doc_lengths and doc_ids.
+    With a time they make one row of a log (`trainer_client.timing.CostTimer` writes such rows, with
+    the vision part's time by itself):
 
         end.synchronize()
         row = cost_terms(batch) | {"ms": start.elapsed_time(end)}
@@ -31,8 +33,8 @@ def cost_terms(batch: MicroBatch) -> dict[str, int]:
     else:
         patches = batch["image_grid_thw"].prod(dim=1)
         squared = patches * patches
-    bounds = batch["cu_seqlens"].long()
-    lengths = bounds.diff()[batch["doc_ids"][bounds[:-1]] >= 0]
+    starts = batch["cu_seqlens"][:-1].long()
+    lengths = batch["doc_lengths"].long()[batch["doc_ids"][starts] >= 0]
     return {
         "patches": int(patches.sum()),
         "patches_squared": int(squared.sum()),

@@ -1,8 +1,8 @@
 """One worker as a trainer sees it: through shared memory on its own host, over gRPC elsewhere.
 
 Invariants: which way is found out once, by the first fetch; a pack is whole and checked either way;
-what fails is raised as it is, and the caller drops the worker; safe across threads, of which one at
-a time has the shared memory, and the others gRPC.
+what fails is raised as it is, and the caller drops the worker; safe across threads, of which
+LOCAL_CONNECTIONS at a time have shared memory, and the others gRPC.
 """
 
 from __future__ import annotations
@@ -14,45 +14,55 @@ from dataservice.rpc import local_client
 from dataservice.rpc.client import DataClient
 from dataservice.rpc.local_client import LocalClient, Pack
 from dataservice.wire.codec import PackDecoder
+from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import StreamPack
+
+LOCAL_CONNECTIONS = 2
+"""To one worker: that of the thread that fetches ahead, and one for who asks meanwhile."""
 
 
 class WorkerLink:
-    """Both connections, each made when it is needed."""
+    """Every connection is made when it is needed."""
 
     def __init__(self, endpoint: str, *, local: bool) -> None:
         """Without `local`, gRPC alone."""
         self.endpoint = endpoint
         self._connecting = threading.Lock()
         self._guard = threading.Lock()
-        self._untried = local
-        self._local: LocalClient | None = None
+        self._local_is_left = local
+        self._locals: list[LocalClient] = []
         self._remote: DataClient | None = None
         self._closed = False
 
-    def fetch(self, request: StreamPack, *, timeout_s: float) -> tuple[Pack, bool]:
-        """The pack, and whether it came through shared memory."""
-        local = self._local_client()
-        if local is not None:
-            pack = local.fetch(request, timeout_s)
+    def fetch(
+        self, request: StreamPack, *, timeout_s: float, allocate: Allocate = fresh
+    ) -> tuple[Pack, bool]:
+        """The pack, in memory of `allocate`, and whether it came through shared memory."""
+        tried = 0
+        while tried < LOCAL_CONNECTIONS and (client := self._local_client(tried)) is not None:
+            pack = client.fetch(request, timeout_s, allocate=allocate)
             if pack is not None:
                 return pack, True
-        decoder = PackDecoder()
+            tried += 1
+        decoder = PackDecoder(allocate=allocate)
         with self._remote_client().stream_pack(request, timeout_s=timeout_s) as frames:
             for frame in frames:
                 decoder.feed(frame)
+                del frame  # the next one takes its memory, which is in the cache
         return decoder.result(), False
 
-    def _local_client(self) -> LocalClient | None:
+    def _local_client(self, number: int) -> LocalClient | None:
         with self._connecting:
-            if self._untried:
-                self._untried = False
+            if number == len(self._locals) and self._local_is_left:
                 client = local_client.connect(self.endpoint)
-                with self._guard:
-                    self._local, closed = client, self._closed
-                if closed and client is not None:
-                    client.close()
-            return self._local
+                self._local_is_left = client is not None
+                if client is not None:
+                    with self._guard:
+                        self._locals.append(client)
+                        closed = self._closed
+                    if closed:
+                        client.close()
+            return self._locals[number] if number < len(self._locals) else None
 
     def _remote_client(self) -> DataClient:
         with self._guard:
@@ -66,6 +76,8 @@ class WorkerLink:
         """Ends what is under way; idempotent, from any thread."""
         with self._guard:
             self._closed = True
-            clients = [client for client in (self._local, self._remote) if client is not None]
+            clients: list[LocalClient | DataClient] = [*self._locals]
+            if self._remote is not None:
+                clients.append(self._remote)
         for client in clients:
             client.close()

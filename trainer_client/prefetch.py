@@ -2,8 +2,10 @@
 
 Invariants: a pack is requested only when it fits in both bounds (packs, bytes), except those of
 the micro-batch that the trainer needs next; the bounds count packs asked for and not yet taken,
-so the micro-batch in the trainer's hands comes on top; whatever ends the thread is raised in
-`take`, every time; the coordinator hears of progress at least every REPORT_S seconds.
+so the micro-batch in the trainer's hands comes on top; copies to the device start in the order of
+need as soon as a batch is there, within the bound on device bytes, except that of the next one;
+whatever ends the thread is raised in `take`, every time; the coordinator hears of progress at least
+every REPORT_S seconds.
 """
 
 from __future__ import annotations
@@ -12,19 +14,18 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from dataservice.errors import DataServiceError
-from dataservice.rpc.local_client import Pack
-from dataservice.wire.codec import pack_digest
 from dataservice.wire.messages import StepCells
-from trainer_client.batch import MicroBatch, VisionInfo, build_micro_batch
-from trainer_client.device import DeviceCopier
+from trainer_client.batch import MicroBatch, VisionInfo
+from trainer_client.cells import after, make_batch
+from trainer_client.depth import WAITED_S, Seen, adapted, first_depth
+from trainer_client.device import Copy, DeviceCopier
+from trainer_client.free_memory import free_bytes
 from trainer_client.session import (
     PASSING,
     POLL_S,
     Closed,
-    Delivered,
     Patience,
     Reminder,
     Session,
@@ -34,6 +35,8 @@ from trainer_client.session import (
 SLICE_S = 0.25
 """Longest sleep before a waiting thread looks around again."""
 REPORT_S = 5.0
+MEMORY_S = 1.0
+"""Between two looks at the free memory, which take a tenth of a millisecond."""
 RETRY_ATTEMPT = 4
 """Pause after an unanswered GetSteps as if it were this attempt: up to 0.8 s."""
 MOST_STEPS_AHEAD = 64
@@ -41,68 +44,49 @@ JOIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """None: adaptive, see `depth`."""
+
+    packs: int | None = None
+    """0: nothing is requested before the trainer waits for it."""
+    size_bytes: int | None = None
+    device_bytes: int = 256 << 20
+    """Of batches copied to the device and not yet taken."""
+
+
+@dataclass(kw_only=True, slots=True)
 class Ready:
     """A micro-batch in the buffer. `size_bytes` is what it counts for in the byte bound."""
 
     batch: MicroBatch
+    """On the host."""
     cells: StepCells
     num_packs: int
     size_bytes: int
+    device_bytes: int
+    copy: Copy | None = None
+    """Once it is started."""
 
 
-def after(cells: StepCells, micro_step: int) -> Delivered:
-    """The position behind a micro-step."""
-    if micro_step + 1 < len(cells.cells):
-        return Delivered(step=cells.step, micro_step=micro_step + 1)
-    return Delivered(step=cells.step + 1, micro_step=0)
-
-
-def make_batch(
-    session: Session, cells: StepCells, micro_step: int, packs: list[Pack], *, digests: bool
-) -> MicroBatch:
-    """The micro-batch of one cell on the CPU, its meta complete but for `waited_s`."""
-    places = cells.cells[micro_step]
-    meta: dict[str, Any] = {
-        "step": cells.step,
-        "micro_step": micro_step,
-        "dp_rank": session.request.dp_rank,
-        "plan_digest": session.opened.plan_digest,
-        "pack_ids": [place.pack_id for place in places],
-        "pack_numbers": [place.number for place in places],
-        "loss_tokens": cells.loss_tokens,
-        "num_images": cells.num_images[micro_step],
-        "ranks_without_images": cells.ranks_without_images[micro_step],
-        "waited_s": 0.0,
-    }
-    if digests:
-        meta["digests"] = [pack_digest(arrays) for arrays, _ in packs]
-    return build_micro_batch(
-        packs,
-        meta=meta,
-        is_last_micro_step=micro_step + 1 == len(cells.cells),
-        vision=VisionInfo.of(session.opened),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    copy: Copy
+    cells: StepCells
 
 
 class Prefetcher:
     """Owns the thread. `take` is for one consumer at a time."""
 
     def __init__(
-        self,
-        session: Session,
-        *,
-        copier: DeviceCopier,
-        max_packs: int,
-        max_bytes: int,
-        digests: bool,
+        self, session: Session, *, copier: DeviceCopier, bounds: Bounds, digests: bool
     ) -> None:
         self._session = session
         self._copier = copier
-        self._max_packs, self._max_bytes = max_packs, max_bytes
+        self._bounds = bounds
         self._digests = digests
         opened, request = session.opened, session.request
-        packs_a_step = request.micro_steps * request.packs_per_cell
-        self._look_ahead = min(MOST_STEPS_AHEAD, max(2, 1 + -(-max_packs // packs_a_step)))
+        self._packs_a_step = request.micro_steps * request.packs_per_cell
+        self._pixel_growth = copier.host_growth(VisionInfo.of(opened))
         # owned by the thread
         self._known: dict[int, StepCells] = {}
         self._step, self._micro_step = opened.first_step, opened.first_micro_step
@@ -110,13 +94,18 @@ class Prefetcher:
         self._held_back = -1
         self._end_step = -1
         self._reported_at = time.monotonic()
+        self._looked_at = -MEMORY_S
         # guarded by _changed
         self._changed = threading.Condition()
         self._ready: deque[Ready] = deque()
+        self._wanted = False
         self._ended = False
         self._error: BaseException | None = None
-        self.held_packs = self.held_bytes = 0
-        self.peak_packs = self.peak_bytes = 0
+        self.depth = first_depth(bounds.packs, bounds.size_bytes)
+        self._free_bytes = 0
+        self._lacked_packs = self._lacked_bytes = False
+        self.held_packs = self.held_bytes = self.device_bytes = 0
+        self.peak_packs = self.peak_bytes = self.peak_device_bytes = 0
         self.received_packs = self.received_bytes = 0
         name = f"pack-stream-{request.dp_rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -124,7 +113,7 @@ class Prefetcher:
 
     # ---- the trainer's side ---------------------------------------------------------------------
 
-    def take(self, timeout_s: float) -> Ready | None:
+    def take(self, timeout_s: float) -> Taken | None:
         """The next micro-batch, its `meta["waited_s"]` filled in; None at the end of the data."""
         started, reminder = time.monotonic(), Reminder()
         with self._changed:
@@ -141,16 +130,25 @@ class Prefetcher:
                 reminder.remind(
                     f"rank {self._session.request.dp_rank}", self._session.trouble(), timeout_s
                 )
+                if not self._wanted:
+                    self._wanted = True
+                    self._changed.notify_all()
                 self._changed.wait(min(left_s, SLICE_S))
+            self._wanted = False
             ready = self._ready.popleft()
+            assert ready.copy is not None  # the first one's is started when it becomes the first
+            self.held_packs -= ready.num_packs
+            self.held_bytes -= ready.size_bytes
+            self.device_bytes -= ready.device_bytes
+            self._start_copies()
             waited_s = time.monotonic() - started
             ready.batch.meta["waited_s"] = waited_s
             self._session.add_waited(waited_s)
             self._session.delivered = after(ready.cells, ready.batch.micro_step)
-            self.held_packs -= ready.num_packs
-            self.held_bytes -= ready.size_bytes
+            if waited_s >= WAITED_S:
+                self._adapt(waited=True)
             self._changed.notify_all()
-        return ready
+        return Taken(copy=ready.copy, cells=ready.cells)
 
     def _late(self, timeout_s: float) -> DataServiceError:
         session, at = self._session, self._session.delivered
@@ -169,6 +167,44 @@ class Prefetcher:
         self._thread.join(JOIN_S)
         if self._thread.is_alive():
             raise DataServiceError(f"the prefetch thread did not end within {JOIN_S:.0f} s")
+
+    # ---- both sides, with _changed held ---------------------------------------------------------
+
+    def _start_copies(self) -> None:
+        """Of the batches that fit on the device, in the order of need; the next one always."""
+        for place, ready in enumerate(self._ready):
+            if ready.copy is not None:
+                continue
+            held = self.device_bytes + ready.device_bytes
+            if place and held > self._bounds.device_bytes:
+                return
+            try:
+                ready.copy = self._copier.start(ready.batch)
+            except BaseException as error:  # also of the trainer's thread: no batch is skipped
+                self._error = error
+                raise
+            self.device_bytes = held
+            self.peak_device_bytes = max(self.peak_device_bytes, held)
+
+    def _adapt(self, *, waited: bool) -> None:
+        fixed = self._bounds
+        if fixed.packs is not None and fixed.size_bytes is not None:
+            return
+        before = self.depth
+        self.depth = adapted(
+            before,
+            Seen(
+                waited=waited,
+                lacked_packs=self._lacked_packs,
+                lacked_bytes=self._lacked_bytes,
+                held_bytes=self.held_bytes,
+                free_bytes=self._free_bytes,
+            ),
+            fixed_packs=fixed.packs is not None,
+            fixed_bytes=fixed.size_bytes is not None,
+        )
+        if waited and self.depth != before:
+            self._lacked_packs = self._lacked_bytes = False
 
     # ---- the thread -----------------------------------------------------------------------------
 
@@ -192,6 +228,11 @@ class Prefetcher:
                 self._error = error
                 self._changed.notify_all()
 
+    @property
+    def _look_ahead(self) -> int:
+        """Steps whose places are asked for."""
+        return min(MOST_STEPS_AHEAD, max(2, 1 + -(-self.depth.packs // self._packs_a_step)))
+
     def _wants_steps(self) -> bool:
         ahead = len(self._known)
         if ahead == 0:
@@ -211,7 +252,7 @@ class Prefetcher:
             session.doing = f"{session.endpoint} is to hand out step {first}"
         try:
             steps = session.get_steps(
-                first, self._look_ahead - ahead, wait_s=POLL_S if patient else 0.0
+                first, max(1, self._look_ahead - ahead), wait_s=POLL_S if patient else 0.0
             )
         except PASSING:
             if ahead == 0:
@@ -233,37 +274,65 @@ class Prefetcher:
         cells, packs, held = self._known[self._step], [], 0
         patience = Patience(self._session.stop)
         for number, place in enumerate(cells.cells[self._micro_step]):
-            self._wait_for_room(place.size_bytes)
+            planned = place.size_bytes * self._pixel_growth
+            self._wait_for_room(planned)
             packs.append(
                 self._session.fetch_pack(
                     self._known, self._step, self._micro_step, number, patience
                 )
             )
-            size_bytes = sum(array.nbytes for array in packs[-1][0].values())
+            arrays, _ = packs[-1]
+            received = sum(array.nbytes for array in arrays.values())
+            size_bytes = received + arrays["pixel_values"].nbytes * (self._pixel_growth - 1)
             held += size_bytes
-            self._hold(0, size_bytes - place.size_bytes)
+            self._hold(0, size_bytes - planned)
             self.received_packs += 1
-            self.received_bytes += size_bytes
-        batch = make_batch(self._session, cells, self._micro_step, packs, digests=self._digests)
-        ready = Ready(
-            batch=self._copier.stage(batch), cells=cells, num_packs=len(packs), size_bytes=held
+            self.received_bytes += received
+        batch = self._copier.stage(
+            make_batch(self._session, cells, self._micro_step, packs, digests=self._digests)
         )
         position = after(cells, self._micro_step)
         if position.step != self._step:
             del self._known[self._step]
         self._step, self._micro_step = position.step, position.micro_step
         with self._changed:
-            self._ready.append(ready)
+            self._ready.append(
+                Ready(
+                    batch=batch,
+                    cells=cells,
+                    num_packs=len(packs),
+                    size_bytes=held,
+                    device_bytes=self._copier.device_bytes(batch),
+                )
+            )
+            self._start_copies()
             self._changed.notify_all()
 
     def _wait_for_room(self, size_bytes: int) -> None:
+        self._look_at_memory()
         with self._changed:
-            while self._ready and (
-                self.held_packs + 1 > self._max_packs
-                or self.held_bytes + size_bytes > self._max_bytes
-            ):
+            while not self._is_needed_next() and not self._has_room(size_bytes):
                 self._idle()
             self._hold(1, size_bytes)
+
+    def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        if self._bounds.size_bytes is not None or now - self._looked_at < MEMORY_S:
+            return
+        self._looked_at, free = now, free_bytes()
+        with self._changed:
+            self._free_bytes = free
+            self._adapt(waited=False)
+
+    def _is_needed_next(self) -> bool:
+        return not self._ready and (self._bounds.packs != 0 or self._wanted)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        lacks_packs = self.held_packs + 1 > self.depth.packs
+        lacks_bytes = self.held_bytes + size_bytes > self.depth.size_bytes
+        self._lacked_packs |= lacks_packs
+        self._lacked_bytes |= lacks_bytes
+        return not lacks_packs and not lacks_bytes
 
     def _hold(self, packs: int, size_bytes: int) -> None:
         with self._changed:

@@ -24,6 +24,7 @@ from dataservice.errors import (
 )
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
+from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import (
     GetSteps,
     OpenSession,
@@ -36,6 +37,7 @@ from dataservice.wire.messages import (
 )
 from trainer_client.batch import VisionInfo, check_pack
 from trainer_client.fetching import WorkerLink
+from trainer_client.relay import Relay, relay_of
 
 LOG = logging.getLogger(__name__)
 
@@ -119,8 +121,16 @@ class Delivered:
 class Session:
     """Calls of one rank. `request.wait_s` is filled in; its state says where to start."""
 
-    def __init__(self, endpoint: str, request: OpenSession, *, local: bool = True) -> None:
-        """With `local`, packs of workers on this host come through shared memory."""
+    def __init__(
+        self,
+        endpoint: str,
+        request: OpenSession,
+        *,
+        local: bool = True,
+        allocate: Allocate = fresh,
+    ) -> None:
+        """With `local`, packs of workers on this host come through shared memory; they all land in
+        memory of `allocate`."""
         self.endpoint = endpoint
         self.request = request
         self.stop = threading.Event()
@@ -131,14 +141,17 @@ class Session:
         self.retries = 0
         self.local_packs = 0
         """Fetched through shared memory."""
+        self.relayed_packs = 0
+        """That a peer on this host had fetched."""
         self.delivered = Delivered(step=0, micro_step=0)
         self._opened: SessionOpened | None = None
-        self._local = local
+        self._local, self._allocate = local, allocate
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._unreported_s = 0.0
         self._coordinator = CoordinatorClient(endpoint)
         self._workers: dict[str, WorkerLink] = {}
+        self._relay: Relay | None = None
 
     @property
     def opened(self) -> SessionOpened:
@@ -183,12 +196,15 @@ class Session:
                 self.doing = (
                     f'job "{self.request.job}" has {self.request.dp_size} ranks, and ranks '
                     f'{missing} have not come with run id "{self.request.run_id}"'
+                    + (f" ({opened.waiting_for})" if opened.waiting_for else "")
                 )
             if patience.over:
                 raise self._late(patience, f"the session to open: {self.doing}")
             reminder.remind(who, self.doing, timeout_s)
             patience.pause(0)
         self._opened = opened
+        if self._local:
+            self._relay = relay_of(opened, self.request)
         self.delivered = Delivered(step=opened.first_step, micro_step=opened.first_micro_step)
         return opened
 
@@ -209,6 +225,7 @@ class Session:
                     wait_s=wait_s,
                     waited_s=waited_s,
                     failed=failed,
+                    peer=self.request.peer,
                 ),
                 wait_s + GRACE_S,
             )
@@ -227,6 +244,7 @@ class Session:
             done_micro_step=delivered.micro_step,
             waited_s=waited_s,
             closing=closing,
+            peer=self.request.peer,
         )
         try:
             self._call(progress, timeout_s)
@@ -277,7 +295,7 @@ class Session:
             place = known[step].cells[micro_step][number]
             self.doing = f"pack {place.pack_id} is to come from the worker at {place.endpoint}"
             try:
-                pack = self._stream(place, known[step].pack_length, patience)
+                pack = self._stream(place, known[step].settings.pack_length, patience)
                 self.problem = None
                 return pack
             except WireError as error:
@@ -335,21 +353,41 @@ class Session:
             pack_id=place.pack_id,
             dp_rank=self.request.dp_rank,
             wait_s=wait_s,
+            peer=self.request.peer,
         )
+        relay = self._relay if place.number >= 0 else None  # every worker has padding packs
+        handed_on = relay.take(request) if relay is not None else None
+        if handed_on is not None:
+            pack, local = handed_on, False
+        else:
+            pack, local = self._fetch(place.endpoint, request, timeout_s)
+        arrays, meta = pack
+        if meta.get("pack_id") != place.pack_id:
+            raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
+        check_pack(
+            arrays,
+            meta,
+            pack_length=pack_length,
+            vision=VisionInfo.of(self.opened),
+            align=self.opened.align,
+        )
+        if relay is not None and handed_on is None:
+            relay.put(place.pack_id, pack)
+        with self._lock:
+            self.local_packs += local
+            self.relayed_packs += handed_on is not None
+        return pack
+
+    def _fetch(self, endpoint: str, request: StreamPack, timeout_s: float) -> tuple[Pack, bool]:
+        """From a worker; whether through shared memory."""
         try:
-            worker = self._worker(place.endpoint)
-            (arrays, meta), local = worker.fetch(request, timeout_s=timeout_s)
+            return self._worker(endpoint).fetch(
+                request, timeout_s=timeout_s, allocate=self._allocate
+            )
         except Exception as error:
             if self.stop.is_set():
                 raise Closed from error
             raise
-        if meta.get("pack_id") != place.pack_id:
-            raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
-        check_pack(arrays, meta, pack_length=pack_length, vision=VisionInfo.of(self.opened))
-        if local:
-            with self._lock:
-                self.local_packs += 1
-        return arrays, meta
 
     def _worker(self, endpoint: str) -> WorkerLink:
         with self._lock:
@@ -377,6 +415,8 @@ class Session:
         """End every call in flight; what waits in this session raises Closed."""
         self.stop.set()
         self._coordinator.close()
+        if self._relay is not None:
+            self._relay.close()
         with self._lock:
             clients, self._workers = list(self._workers.values()), {}
         for client in clients:

@@ -9,63 +9,65 @@ from __future__ import annotations
 
 import os
 import socket
-import uuid
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
 from dataservice.rpc.client import checked_endpoint
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
+from trainer_client.agreement import (
+    SharedRunId,
+    check_alignment,
+    check_first_packs,
+    shared_run_id,
+)
 from trainer_client.batch import MicroBatch
+from trainer_client.buffers import BufferPool
+from trainer_client.cells import after, make_batch
+from trainer_client.depth import MOST, first_depth
 from trainer_client.device import DeviceCopier
 from trainer_client.layout import ParallelLayout
-from trainer_client.prefetch import Prefetcher, after, make_batch
+from trainer_client.metrics import MetricsFile, StreamStats
+from trainer_client.prefetch import Bounds, Prefetcher
 from trainer_client.session import PASSING, POLL_S, Closed, Patience, Session, late_error
 
 STATE_VERSION = 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamStats:
-    """Counters since the stream was opened. Held packs were asked for and not yet yielded."""
-
-    batches: int
-    waited_s: float
-    """Seconds that the trainer waited for them."""
-    received_packs: int
-    received_bytes: int
-    held_packs: int
-    held_bytes: int
-    peak_held_packs: int
-    peak_held_bytes: int
-    retries: int
-    local_packs: int
-    """That came through shared memory, from workers on this host; those of `get` too."""
-
-
 class PackStream(IterableDataset[MicroBatch]):
     """Micro-batches of one data-parallel rank, prefetched in a thread of its own.
 
-    Every rank of the job opens one; tensor, pipeline and context parallel peers get the same packs.
+    Every rank of the job opens one; tensor, pipeline and context parallel peers get the same packs,
+    which one of them fetches for all on its host.
     For one consuming thread. Opened by the first batch, `open()` or `get()`, whichever comes first;
     `load_state_dict` must come before that.
 
         endpoint        coordinator, "host:port"
-        layout          where this process stands in the job
-        run_id          the same on all ranks and new at every start of the trainer. Default: drawn
-                        by global rank 0 where torch.distributed is initialised, then every rank
-                        of the default group must construct its stream
+        layout          where this process stands in the job; the stream refuses one that is not
+                        to read (`layout.reads`), and a service whose documents are not aligned as
+                        the layout needs it (`layout.alignment`)
+        run_id          the same on all ranks and new at every start of the trainer. Default:
+                        `shared_run_id(layout)`, drawn by global rank 0 where torch.distributed is
+                        initialised; then every rank of the default group must construct its stream
         device          "cpu", "cuda" or "cuda:N": where the tensors are when a batch is yielded
+        normalize       a floating-point dtype: `pixel_values` are what `normalize(batch, dtype)`
+                        gives, bit by bit, made on the device while earlier batches compute
         prefetch_packs, prefetch_bytes
                         bounds on packs asked for and not yet yielded. The packs of the micro-batch
-                        that comes next are always fetched
+                        that comes next are always fetched, or with 0 packs once it is asked for.
+                        Default: adaptive, from 8 packs and 256 MiB; doubled where the trainer
+                        waited after the bound had held requests back, up to 256 packs and 4 GiB;
+                        never more than 1/16 of the free memory (at least 16 MiB)
+        device_bytes    bound on batches copied to the device and not yet yielded; that of the next
+                        one is always copied
+        metrics_file    path of a text file in Prometheus' format (for a node exporter's textfile
+                        collector), renewed at the end of a step, at most every 5 s, and by `close`
         timeout_s       how long the trainer may wait for one batch, or for all ranks to open
         digests         adds the SHA-256 of every pack to `batch.meta`
         local           packs of workers on this host come through shared memory where it can be
@@ -82,31 +84,45 @@ class PackStream(IterableDataset[MicroBatch]):
         packs_per_cell: int = 1,
         device: str | torch.device = "cpu",
         run_id: str | None = None,
-        prefetch_packs: int = 8,
-        prefetch_bytes: int = 512 << 20,
+        normalize: torch.dtype | None = None,
+        prefetch_packs: int | None = None,
+        prefetch_bytes: int | None = None,
+        device_bytes: int = 256 << 20,
+        metrics_file: str | os.PathLike[str] | None = None,
         timeout_s: float = 300.0,
         host: str | None = None,
         digests: bool = False,
         local: bool = True,
     ) -> None:
         super().__init__()
-        sizes = {
-            "micro_steps": micro_steps,
-            "packs_per_cell": packs_per_cell,
-            "prefetch_packs": prefetch_packs,
-            "prefetch_bytes": prefetch_bytes,
+        at_least = {
+            "micro_steps": (micro_steps, 1),
+            "packs_per_cell": (packs_per_cell, 1),
+            "prefetch_packs": (prefetch_packs, 0),
+            "prefetch_bytes": (prefetch_bytes, 1),
+            "device_bytes": (device_bytes, 1),
         }
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"{name} is {value}, must be at least 1")
-        self._copier = DeviceCopier(device)
-        self._bounds = (prefetch_packs, prefetch_bytes)
+        for name, (value, least) in at_least.items():
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}, must be at least {least}")
+        self._copier = DeviceCopier(device, normalize_to=normalize)
+        self._bounds = Bounds(
+            packs=prefetch_packs, size_bytes=prefetch_bytes, device_bytes=device_bytes
+        )
+        self._buffers = BufferPool(
+            max_bytes=MOST.size_bytes if prefetch_bytes is None else prefetch_bytes,
+            pinned=self._copier.device.type == "cuda",
+            device=self._copier.device,
+        )
+        self._metrics = None if metrics_file is None else MetricsFile(metrics_file)
         self._timeout_s = timeout_s
         self._digests, self._local = digests, local
         self._endpoint = checked_endpoint(endpoint)
+        self._layout = layout
+        self._run_id = shared_run_id(layout) if run_id is None else run_id
         self._request = OpenSession(
             job=job,
-            run_id=_shared_run_id(layout) if run_id is None else run_id,
+            run_id=str(self._run_id),
             dp_rank=layout.dp_rank,
             dp_size=layout.dp_size,
             micro_steps=micro_steps,
@@ -114,6 +130,9 @@ class PackStream(IterableDataset[MicroBatch]):
             state=None,
             host=socket.gethostname() if host is None else host,
             wait_s=0.0,
+            peer=layout.peer,
+            peers=len(layout.readers),
+            pid=os.getpid(),
         )
         self._state: ResumeState | None = None
         self._session: Session | None = None
@@ -121,6 +140,9 @@ class PackStream(IterableDataset[MicroBatch]):
         self._closer: weakref.finalize[Any, Any] | None = None
         self._closed = False
         self._num_batches, self._waited_s = 0, 0.0
+        self._num_steps, self._step_waited_s = 0, 0.0
+        """The second, of the step that the last batch belongs to, up to it."""
+        self._last_step_waited_s = 0.0
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -132,13 +154,8 @@ class PackStream(IterableDataset[MicroBatch]):
         """
         session = self._opened()
         if self._prefetcher is None:
-            max_packs, max_bytes = self._bounds
             self._prefetcher = Prefetcher(
-                session,
-                copier=self._copier,
-                max_packs=max_packs,
-                max_bytes=max_bytes,
-                digests=self._digests,
+                session, copier=self._copier, bounds=self._bounds, digests=self._digests
             )
             self._close_at_exit(session, self._prefetcher)
         return session.opened
@@ -152,9 +169,12 @@ class PackStream(IterableDataset[MicroBatch]):
 
     def close(self) -> None:
         """End the thread and the connections, and tell the coordinator. Idempotent."""
+        if not self._closed and self._num_batches:
+            self._write_metrics(ended=True)
         self._closed = True
         if self._closer is not None:
             self._closer()
+        self._buffers.trim()
 
     def __enter__(self) -> PackStream:
         return self
@@ -173,11 +193,14 @@ class PackStream(IterableDataset[MicroBatch]):
                     "a PackStream prefetches by itself and cannot be split among DataLoader "
                     "workers; use num_workers=0, or iterate over the stream itself"
                 )
-            session = Session(self._endpoint, self._request, local=self._local)
+            session = Session(
+                self._endpoint, self._request, local=self._local, allocate=self._buffers.take
+            )
             self._session = session
             self._close_at_exit(session, None)
             try:
                 session.open(self._timeout_s)
+                self._check_place(session)
             except BaseException as error:
                 _shut_down(session, None, os.getpid())
                 self._session = None
@@ -185,6 +208,16 @@ class PackStream(IterableDataset[MicroBatch]):
                     raise DataServiceError("the PackStream was closed") from None
                 raise
         return self._session
+
+    def _check_place(self, session: Session) -> None:
+        """That this rank gets packs of its own, in the form that it needs."""
+        layout, opened = self._layout, session.opened
+        check_alignment(layout, opened)
+        if layout.world_size == 1 or not isinstance(self._run_id, SharedRunId):
+            return
+        patience = Patience(session.stop, timeout_s=self._timeout_s)
+        cells = self._cells(session, opened.first_step, patience)
+        check_first_packs(layout, self._run_id, opened, cells, timeout_s=self._timeout_s)
 
     def _close_at_exit(self, session: Session, prefetcher: Prefetcher | None) -> None:
         """Have the interpreter's exit close what nobody closed."""
@@ -201,14 +234,28 @@ class PackStream(IterableDataset[MicroBatch]):
     def __next__(self) -> MicroBatch:
         self.open()
         assert self._prefetcher is not None
-        ready = self._prefetcher.take(self._timeout_s)
-        if ready is None:
+        taken = self._prefetcher.take(self._timeout_s)
+        if taken is None:
             raise StopIteration
-        batch = self._copier.move(ready.batch)
-        self._num_batches += 1
-        self._waited_s += batch.meta["waited_s"]
-        self._state = self._behind(ready.cells, batch.micro_step)
+        batch = self._copier.finish(taken.copy)
+        self._note_waiting(batch)
+        self._state = self._behind(taken.cells, batch.micro_step)
         return batch
+
+    def _note_waiting(self, batch: MicroBatch) -> None:
+        waited_s = batch.meta["waited_s"]
+        self._num_batches += 1
+        self._waited_s += waited_s
+        self._step_waited_s += waited_s
+        batch.meta["step_waited_s"] = self._step_waited_s
+        if batch.is_last_micro_step:
+            self._num_steps += 1
+            self._last_step_waited_s, self._step_waited_s = self._step_waited_s, 0.0
+            self._write_metrics()
+
+    def _write_metrics(self, *, ended: bool = False) -> None:
+        if self._metrics is not None and (ended or self._metrics.is_due()):
+            self._metrics.write(self.stats(), job=self._request.job, dp_rank=self._request.dp_rank)
 
     def get(self, step: int, micro_step: int) -> MicroBatch:
         """One micro-batch by its address; the iterator and the state stay where they are."""
@@ -219,7 +266,10 @@ class PackStream(IterableDataset[MicroBatch]):
         session = self._opened()
         patience = Patience(session.stop, timeout_s=self._timeout_s)
         try:
-            known = {step: self._cells(session, step, patience)}
+            cells = self._cells(session, step, patience)
+            if cells is None:
+                raise ConfigError(f"step is {step}, but the data ends before it")
+            known = {step: cells}
             packs = [
                 session.fetch_pack(known, step, micro_step, number, patience)
                 for number in range(len(known[step].cells[micro_step]))
@@ -227,11 +277,12 @@ class PackStream(IterableDataset[MicroBatch]):
         except Closed:
             raise DataServiceError("the PackStream was closed") from None
         batch = make_batch(session, known[step], micro_step, packs, digests=self._digests)
-        batch.meta["waited_s"] = patience.waited_s
+        batch.meta["waited_s"] = batch.meta["step_waited_s"] = patience.waited_s
         session.add_waited(patience.waited_s)
-        return self._copier.move(self._copier.stage(batch))
+        return self._copier.move(batch)
 
-    def _cells(self, session: Session, step: int, patience: Patience) -> StepCells:
+    def _cells(self, session: Session, step: int, patience: Patience) -> StepCells | None:
+        """None when the data ends before."""
         attempt, held_back_by = 0, ""
         while True:
             try:
@@ -242,7 +293,7 @@ class PackStream(IterableDataset[MicroBatch]):
                 if steps.steps and steps.steps[0].step == step:
                     return steps.steps[0]
                 if 0 <= steps.end_step <= step:
-                    raise ConfigError(f"step is {step}, but the data ends before {steps.end_step}")
+                    return None
                 held_back_by = f"; step {step} is held back: {steps.blocked_by}"
             if patience.over:
                 rank, waited_s = self._request.dp_rank, patience.waited_s
@@ -252,17 +303,29 @@ class PackStream(IterableDataset[MicroBatch]):
 
     def stats(self) -> StreamStats:
         prefetcher, session = self._prefetcher, self._session
+        depth = (
+            prefetcher.depth
+            if prefetcher
+            else first_depth(self._bounds.packs, self._bounds.size_bytes)
+        )
         return StreamStats(
             batches=self._num_batches,
             waited_s=self._waited_s,
+            steps=self._num_steps,
+            step_waited_s=self._last_step_waited_s,
             received_packs=prefetcher.received_packs if prefetcher else 0,
             received_bytes=prefetcher.received_bytes if prefetcher else 0,
             held_packs=prefetcher.held_packs if prefetcher else 0,
             held_bytes=prefetcher.held_bytes if prefetcher else 0,
             peak_held_packs=prefetcher.peak_packs if prefetcher else 0,
             peak_held_bytes=prefetcher.peak_bytes if prefetcher else 0,
+            device_bytes=prefetcher.device_bytes if prefetcher else 0,
+            peak_device_bytes=prefetcher.peak_device_bytes if prefetcher else 0,
+            prefetch_packs=depth.packs,
+            prefetch_bytes=depth.size_bytes,
             retries=session.retries if session else 0,
             local_packs=session.local_packs if session else 0,
+            relayed_packs=session.relayed_packs if session else 0,
         )
 
     # ---- state ----------------------------------------------------------------------------------
@@ -316,19 +379,3 @@ def _shut_down(session: Session, prefetcher: Prefetcher | None, pid: int) -> Non
     if prefetcher is not None:
         prefetcher.join()
     session.say_goodbye()
-
-
-def _shared_run_id(layout: ParallelLayout) -> str:
-    if dist.is_available() and dist.is_initialized():
-        on_gpu = dist.get_backend() == "nccl"
-        drawn = torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)
-        shared = drawn.to("cuda") if on_gpu else drawn
-        dist.broadcast(shared, src=0)
-        return bytes(shared.cpu().tolist()).hex()
-    if layout.world_size == 1:
-        return uuid.uuid4().hex
-    raise ConfigError(
-        f"run_id is not given, the layout has {layout.world_size} ranks and torch.distributed is "
-        "not initialised: initialise it first, or pass the same new run_id on every rank at every "
-        "start"
-    )

@@ -5,7 +5,7 @@ Invariants: the same arguments give the same bytes; a pack is what `check_pack` 
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,60 +57,89 @@ class FakePack:
 def synthetic_packs(
     count: int, *, seed: int = 0, image_share: float = 0.5, info: SessionOpened = FAKE_INFO
 ) -> list[FakePack]:
-    """Packs of several short documents, some padding, images of unequal size in a share of them."""
+    """Packs of several short documents, some padding, images of unequal size in a share of them;
+    documents begin at multiples of `info.align`."""
     rng = np.random.Generator(np.random.Philox(seed))
     with_images = rng.permutation(count) < round(count * image_share)
     return [_pack(f"pack{i}", rng, bool(images), info) for i, images in enumerate(with_images)]
 
 
 def _pack(name: str, rng: np.random.Generator, images: bool, info: SessionOpened) -> FakePack:
-    tokens: list[int] = []
-    bounds, grids, image_docs = [0], [], []
+    documents: list[list[int]] = []
+    grids: list[tuple[int, int, int]] = []
+    image_docs: list[int] = []
+    length = 0
     while True:
         document, doc_grids = _document(rng, images, info)
-        if len(tokens) + len(document) > info.pack_length:
+        length += _places(document, info)
+        if length > info.pack_length:
             break
-        image_docs += [len(bounds) - 1] * len(doc_grids)
-        tokens += document
+        image_docs += [len(documents)] * len(doc_grids)
         grids += doc_grids
-        bounds.append(len(tokens))
-    num_docs = len(bounds) - 1
-    tokens += [info.pad_token] * (info.pack_length - len(tokens))
-    bounds = sorted({*bounds, info.pack_length})
-    ids = np.array(tokens, np.int32)
-    labels = np.where(ids < PAD, ids, IGNORE)
-    for start, stop in itertools.pairwise(bounds):
-        labels[start : start + 1 + (stop - start) // 4] = IGNORE
+        documents.append(document)
+    arrays = laid_out([(document, _labels(document)) for document in documents], info)
+    num_docs = len(documents)
     grid = np.array(grids, np.int32).reshape(-1, 3)
     vision = VisionInfo.of(info)
     rows = vision.num_rows(grid)
     pixels = rng.integers(0, 256, (rows.sum(), 3 * vision.side**2), np.uint8)
     patches = rows * vision.row_patches
     return FakePack(
-        arrays={
-            "input_ids": ids,
-            "labels": labels.astype(np.int32),
-            "cu_seqlens": np.array(bounds, np.int32),
+        arrays=arrays
+        | {
             "pixel_values": pixels,
             "image_grid_thw": grid,
             "image_doc_ids": np.array(image_docs, np.int32),
         },
         meta={"num_docs": num_docs, "sample_keys": [f"{name}/{i}" for i in range(num_docs)]},
-        loss_tokens=int((labels != IGNORE).sum()),
+        loss_tokens=int((arrays["labels"] != IGNORE).sum()),
         cost=int((patches * (16 + (vision.row_patches if info.tile else patches))).sum()),
     )
+
+
+def _labels(document: list[int]) -> list[int]:
+    """Its tokens, without the first quarter and those of images."""
+    asked = 1 + len(document) // 4
+    return [IGNORE] * asked + [token if token < PAD else IGNORE for token in document[asked:]]
+
+
+def _places(document: Sequence[int], info: SessionOpened) -> int:
+    """That a document takes, filler with it."""
+    return -(-len(document) // info.align) * info.align
+
+
+def laid_out(documents: Sequence[tuple[list[int], list[int]]], info: SessionOpened) -> Arrays:
+    """input_ids, labels, cu_seqlens and doc_lengths of a pack of these (tokens, labels)."""
+    ids = np.full(info.pack_length, info.pad_token, np.int32)
+    labels = np.full(info.pack_length, IGNORE, np.int32)
+    bounds = [0]
+    for tokens, wanted in documents:
+        first = bounds[-1]
+        ids[first : first + len(tokens)] = tokens
+        labels[first : first + len(tokens)] = wanted
+        bounds.append(first + _places(tokens, info))
+    lengths = [len(tokens) for tokens, _ in documents]
+    if bounds[-1] < info.pack_length:
+        lengths.append(info.pack_length - bounds[-1])
+        bounds.append(info.pack_length)
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "cu_seqlens": np.array(bounds, np.int32),
+        "doc_lengths": np.array(lengths, np.int32),
+    }
 
 
 def _document(
     rng: np.random.Generator, images: bool, info: SessionOpened
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
     tokens = rng.integers(0, PAD, rng.integers(4, 20)).tolist()
-    grids = []
+    grids: list[tuple[int, int, int]] = []
     for _ in range(int(rng.integers(1, 3)) if images else 0):
         group = 1 if info.tile else info.merge
         height, width = (group * int(side) for side in rng.integers(1, 4, 2))
-        grids.append((1, height, width))
-        num_tokens = int(VisionInfo.of(info).image_tokens(np.array(grids[-1:], np.int32))[0])
+        grids.insert(0, (1, height, width))  # as its tokens, before the one made already
+        num_tokens = int(VisionInfo.of(info).image_tokens(np.array(grids[:1], np.int32))[0])
         tokens[2:2] = [VISION_START, *[IMAGE] * num_tokens, VISION_END]
     return tokens, grids
 
@@ -128,12 +157,9 @@ def with_hole(pack: FakePack, info: SessionOpened = FAKE_INFO) -> FakePack:
 
 def padding_pack(info: SessionOpened = FAKE_INFO) -> FakePack:
     """A pack without a document, as it fills the last step."""
-    length = info.pack_length
     return FakePack(
-        arrays={
-            "input_ids": np.full(length, info.pad_token, np.int32),
-            "labels": np.full(length, IGNORE, np.int32),
-            "cu_seqlens": np.array([0, length], np.int32),
+        arrays=laid_out([], info)
+        | {
             "pixel_values": np.zeros((0, 3 * VisionInfo.of(info).side ** 2), np.uint8),
             "image_grid_thw": np.zeros((0, 3), np.int32),
             "image_doc_ids": np.zeros(0, np.int32),

@@ -1,25 +1,23 @@
-"""A real coordinator and workers over packs in memory, for the tests of clients and trainers.
+"""A real coordinator and workers over data in memory, for the tests of clients and trainers.
 
 Invariants: everything a client sees comes over gRPC from this process; no Ray, no files; a pack
-goes to the cell that `placement` says, in the order of the list; all threads end with the block.
+goes to the cell that the plan says, or of listed packs `placement`; all threads end with the block.
 Needs grpcio-health-checking besides the base install (the `test` extra has it).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from dataservice.core.settings import Grid
+from dataservice.core.settings import Grid, PlanSettings
 from dataservice.errors import DataServiceError, ResumeRefused, SessionFenced
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.codec import encode_pack
@@ -30,14 +28,22 @@ from dataservice.wire.messages import (
     OpenSession,
     PackPlace,
     Progress,
-    ResumeState,
     SessionOpened,
     StepCells,
     Steps,
     StreamPack,
 )
-from trainer_client.batch import MicroBatch
-from trainer_client.stream import PackStream
+from trainer_client.fake_packs import (
+    FakeStep,
+    ListedPacks,
+    PackSource,
+    Placement,
+    arrival_order,
+    balanced,
+)
+from trainer_client.fake_plan import FAKE_PLAN, PlannedPacks
+from trainer_client.fake_samples import FakeSample, made_up_samples
+from trainer_client.stream_checks import assert_resume_identical, assert_same_batches, read_all
 from trainer_client.synthetic import (
     FAKE_INFO,
     FakePack,
@@ -48,12 +54,15 @@ from trainer_client.synthetic import (
 
 __all__ = [
     "FAKE_INFO",
+    "FAKE_PLAN",
     "FakePack",
+    "FakeSample",
     "FakeService",
     "arrival_order",
     "assert_resume_identical",
     "assert_same_batches",
     "balanced",
+    "made_up_samples",
     "padding_pack",
     "read_all",
     "synthetic_packs",
@@ -61,38 +70,16 @@ __all__ = [
 ]
 
 
-Placement = Callable[[NDArray[np.int64], Grid], tuple[NDArray[Any], NDArray[Any]]]
-"""(cost int64[M], grid) -> (micro_step[M], dp_rank[M])."""
 Result = TypeVar("Result")
-
-# ---- placement ----------------------------------------------------------------------------------
-
-
-def arrival_order(cost: NDArray[np.int64], grid: Grid) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Pack i to micro-step i // (R*k), rank (i // k) % R."""
-    cell = np.arange(len(cost)) // grid.packs_per_cell
-    return cell // grid.dp_size, cell % grid.dp_size
-
-
-def balanced(cost: NDArray[np.int64], grid: Grid) -> tuple[NDArray[Any], NDArray[Any]]:
-    """As the service places packs by default (`dataservice.core.balance.assign`)."""
-    from dataservice.core.balance import assign
-
-    placed = assign(
-        cost,
-        np.full(len(cost), -1),
-        dp_size=grid.dp_size,
-        micro_steps=grid.micro_steps,
-        packs_per_cell=grid.packs_per_cell,
-    )
-    return placed.micro_step, placed.dp_rank
-
 
 # ---- the service --------------------------------------------------------------------------------
 
 
 class FakeService:
     """Serves `packs` inside a `with` block; `endpoint` is what a PackStream wants.
+
+        with FakeService.of_plan({"talks": made_up_samples(200)}) as service:
+            stream = PackStream(service.endpoint, job="test", layout=..., micro_steps=4)
 
     A step is handed out while it is less than `ahead_steps` beyond the slowest rank. Faults are
     made by `corrupt`, `kill_worker`, `hold_from`; `requests`, `done` and `waited_s` tell what
@@ -101,7 +88,7 @@ class FakeService:
 
     def __init__(
         self,
-        packs: Sequence[FakePack],
+        packs: Sequence[FakePack] | PackSource,
         *,
         placement: Placement = arrival_order,
         drop_remainder: bool = False,
@@ -110,7 +97,13 @@ class FakeService:
         frame_bytes: int = 1 << 20,
         info: SessionOpened = FAKE_INFO,
     ) -> None:
-        self.packs = list(packs)
+        """`placement`, `drop_remainder` and `info` are those of listed packs; a source has its
+        own."""
+        self._source: PackSource = (
+            ListedPacks(packs, placement=placement, drop_remainder=drop_remainder, info=info)
+            if isinstance(packs, Sequence)
+            else packs
+        )
         self.hold_from: int | None = None
         """Steps from this one on are not handed out."""
         self.frame_delay_s = 0.0
@@ -124,17 +117,39 @@ class FakeService:
         self.waited_s: dict[int, float] = {}
         self.closed: set[int] = set()
         """Ranks that said goodbye."""
-        self.info = info
+        self.info = self._source.info
         self.frame_bytes = frame_bytes
         self.corrupt_left: dict[str, int] = {}
-        self._placement, self._drop_remainder = placement, drop_remainder
         self._ahead_steps, self._num_workers = ahead_steps, num_workers
-        self._padding = padding_pack(info)
+        self._steps: list[FakeStep] = []
+        """Of the open session, from its first one on, as far as they were asked for."""
+        self._at_end = False
+        """Whether no step is behind them."""
         self._session, self._run_id = 0, ""
         self._old_runs: set[str] = set()
-        self._joined: dict[int, ResumeState | None] = {}
+        self._joined: dict[tuple[int, int], OpenSession] = {}
+        """By rank and peer."""
         self._request: OpenSession | None = None
         self._workers: list[_Worker] = []
+
+    @classmethod
+    def of_plan(
+        cls,
+        samples: Mapping[str, Sequence[FakeSample]],
+        plan: PlanSettings = FAKE_PLAN,
+        *,
+        seed: int = 0,
+        ahead_steps: int = 8,
+        num_workers: int = 1,
+    ) -> Self:
+        """What the service itself would serve of these samples by source: order, packing, balance,
+        phases, segregation, resume and remainder are the planner's.
+
+        `plan.sources` may be empty: all sources, alike. `seed` is that of made-up pixels. Raises
+        ConfigError for settings that cannot be planned with.
+        """
+        source = PlannedPacks(samples, plan, seed=seed)
+        return cls(source, ahead_steps=ahead_steps, num_workers=num_workers)
 
     # ---- life and faults ----
 
@@ -191,75 +206,62 @@ class FakeService:
             packs_per_cell=self._request.packs_per_cell,
         )
 
-    def _cursor(self, step: int) -> CursorState:
-        first = self._first
-        number = first.next_pack[0] + (step - first.step) * self._grid.num_packs
-        number = min(number, len(self.packs))
-        return replace(first, step=step, next_pack=(number,), lanes=((0, number),))
+    def _planned(self, step: int) -> FakeStep | None:
+        """A step of the open session; None behind the last."""
+        while step >= self._first.step + len(self._steps) and not self._at_end:
+            cursor = self._steps[-1].next_cursor if self._steps else self._first
+            found = self._source.step(cursor, self._grid)
+            self._at_end = found is None or found.next_step is None
+            self._steps += [] if found is None else [found]
+        place = step - self._first.step
+        return self._steps[place] if place < len(self._steps) else None
 
     @property
     def _first(self) -> CursorState:
         assert self._request is not None
-        if self._request.state is not None:
-            return self._request.state.cursor
-        return CursorState(
-            step=0,
-            phase=0,
-            phase_digest=self.info.plan_digest,
-            next_pack=(0,),
-            lanes=((0, 0),),
-            next_lane=(0,),
-            lane_homes=(-1,),
-        )
+        state = self._request.state
+        return self._source.start() if state is None else state.cursor
 
     @property
     def _end_step(self) -> int:
-        left = len(self.packs) - self._first.next_pack[0]
-        size = self._grid.num_packs
-        return self._first.step + (left // size if self._drop_remainder else -(-left // size))
+        """-1 while unknown."""
+        return self._first.step + len(self._steps) if self._at_end else -1
 
     def step(self, step: int, dp_rank: int) -> StepCells:
-        """What a rank of the open session is given of a step."""
-        grid, cursor, end = self._grid, self._cursor(step), self._cursor(step + 1)
-        numbers = np.full(grid.num_packs, -1)
-        first, stop = cursor.next_pack[0], end.next_pack[0]
-        numbers[: stop - first] = range(first, stop)
-        packs = [self.packs[i] if i >= 0 else self._padding for i in numbers]
-        images = np.array([pack.num_images for pack in packs])
-        cost = np.array([pack.cost for pack in packs], np.int64)
-        micro_step, rank = self._placement(cost, grid)
-        by_cell = np.zeros((grid.micro_steps, grid.dp_size), np.int64)
-        np.add.at(by_cell, (micro_step, rank), images)
+        """What a rank of the open session is given of a step that exists."""
+        grid, planned = self._grid, self._planned(step)
+        assert planned is not None
+        images = planned.images(grid)
         cells = tuple(
             tuple(
-                self._place(int(numbers[i]), packs[i], dp_rank)
-                for i in np.flatnonzero((micro_step == m) & (rank == dp_rank))
+                self._place(planned, int(i), dp_rank)
+                for i in np.flatnonzero((planned.micro_step == m) & (planned.dp_rank == dp_rank))
             )
             for m in range(grid.micro_steps)
         )
         return StepCells(
             step=step,
-            cursor=cursor,
-            next_cursor=end,
+            cursor=planned.cursor,
+            next_cursor=planned.next_cursor,
             cells=cells,
-            pack_length=self.info.pack_length,
-            loss_tokens=sum(pack.loss_tokens for pack in packs),
-            num_images=tuple(by_cell[:, dp_rank].tolist()),
-            ranks_without_images=tuple((by_cell == 0).sum(axis=1).tolist()),
+            settings=planned.settings,
+            next_step=planned.next_step,
+            loss_tokens=planned.loss_tokens,
+            num_images=tuple(images[:, dp_rank].tolist()),
+            ranks_without_images=tuple((images == 0).sum(axis=1).tolist()),
         )
 
-    def _place(self, number: int, pack: FakePack, dp_rank: int) -> PackPlace:
+    def _place(self, planned: FakeStep, i: int, dp_rank: int) -> PackPlace:
         return PackPlace(
-            pack_id=f"0.0.{number}" if number >= 0 else f"pad.{self.info.pack_length}",
-            number=number,
+            pack_id=planned.pack_ids[i],
+            number=int(planned.numbers[i]),
             endpoint=self._workers[dp_rank % len(self._workers)].endpoint,
-            size_bytes=pack.size_bytes,
+            size_bytes=int(planned.size_bytes[i]),
         )
 
     def frames(self, pack_id: str) -> list[bytes]:
         """A pack as a worker sends it, with the faults asked for."""
-        is_padding = pack_id.startswith("pad.")
-        pack = self._padding if is_padding else self.packs[int(pack_id.split(".")[2])]
+        pack = self._source.pack(pack_id)
         frames = encode_pack(
             pack.arrays, pack.meta | {"pack_id": pack_id}, frame_bytes=self.frame_bytes
         )
@@ -273,23 +275,30 @@ class FakeService:
     async def open_session(self, request: OpenSession) -> SessionOpened:
         if request.run_id != self._run_id:
             self._start_session(request)
-        self._joined[request.dp_rank] = request.state
+        self._joined[request.dp_rank, request.peer] = request
         deadline = time.monotonic() + request.wait_s
         while True:
             if request.run_id != self._run_id:
                 raise SessionFenced(f"run {request.run_id} was replaced by run {self._run_id}")
-            missing = sorted(set(range(request.dp_size)) - set(self._joined))
+            places = itertools.product(range(request.dp_size), range(request.peers))
+            missing = sorted({rank for rank, peer in places if (rank, peer) not in self._joined})
             if not missing:
                 break
             if time.monotonic() >= deadline:
                 return SessionOpened(ready=False, missing_ranks=tuple(missing))
             await asyncio.sleep(0.01)
         self._check_states()
+        self._planned(self._first.step)
         return replace(
             self.info,
             session=self._session,
             first_step=self._first.step,
             first_micro_step=request.state.micro_step if request.state else 0,
+            host_peers=tuple(
+                peer
+                for (rank, peer), other in sorted(self._joined.items())
+                if rank == request.dp_rank and other.host == request.host
+            ),
         )
 
     def _start_session(self, request: OpenSession) -> None:
@@ -298,9 +307,10 @@ class FakeService:
         self._old_runs.add(self._run_id)
         self._session, self._run_id, self._request = self._session + 1, request.run_id, request
         self._joined, self.done, self.waited_s, self.closed = {}, {}, {}, set()
+        self._steps, self._at_end = [], False
 
     def _check_states(self) -> None:
-        states = list(self._joined.values())
+        states = [joined.state for joined in self._joined.values()]
         if any(state != states[0] for state in states):
             raise ResumeRefused("the ranks present different states; load the same checkpoint")
         if states[0] is None:
@@ -327,11 +337,12 @@ class FakeService:
             self._check_session(request.session)
             limit, blocked_by = self._limit()
             stop = min(request.first_step + request.count, limit)
-            at_end = request.first_step >= self._end_step
+            at_end = self._planned(request.first_step) is None
             if request.first_step < stop or at_end or time.monotonic() >= deadline:
                 break
             await asyncio.sleep(0.01)
-        wanted = range(request.first_step, stop)
+        asked = range(request.first_step, stop)
+        wanted = [step for step in asked if self._planned(step) is not None]
         return Steps(
             steps=tuple(self.step(step, request.dp_rank) for step in wanted),
             end_step=self._end_step,
@@ -342,7 +353,7 @@ class FakeService:
         """The first step that is not handed out now, and why."""
         slowest = min(range(self._grid.dp_size), key=lambda rank: self.done.get(rank, (-1, 0)))
         at = self.done.get(slowest, (self._first.step, 0))[0]
-        limits = [(self._end_step, ""), (at + self._ahead_steps, f"rank {slowest} is at step {at}")]
+        limits = [(at + self._ahead_steps, f"rank {slowest} is at step {at}")]
         if self.hold_from is not None:
             limits.append((self.hold_from, "the test"))
         if not self._workers:
@@ -391,65 +402,3 @@ class _Worker:
         for frame in service.frames(request.pack_id):
             yield frame
             await asyncio.sleep(service.frame_delay_s)
-
-
-# ---- checks -------------------------------------------------------------------------------------
-
-
-def assert_same_batches(got: Sequence[MicroBatch], expected: Sequence[MicroBatch]) -> None:
-    """Same addresses, same packs, same tensors; only the seconds waited may differ."""
-    assert len(got) == len(expected), f"{len(got)} batches, expected {len(expected)}"
-    for a, b in zip(got, expected, strict=True):
-        where = f"step {b.step} micro-step {b.micro_step}"
-        assert a.meta | {"waited_s": 0.0} == b.meta | {"waited_s": 0.0}, where
-        assert a.is_last_micro_step == b.is_last_micro_step, where
-        assert a.keys() == b.keys(), where
-        for name, value in b.items():
-            same = torch.equal(a[name], value) if torch.is_tensor(value) else a[name] == value
-            assert same, f"{where}: {name} differs"
-
-
-def assert_resume_identical(
-    make_stream: Callable[[], PackStream], cut: int, expected: Sequence[MicroBatch] | None = None
-) -> None:
-    """A stream stopped after `cut` batches and continued from its state gives what one run gives.
-
-    `make_stream` makes a new stream of a job with one rank; `expected` saves reading it whole.
-    """
-    if expected is None:
-        with make_stream() as stream:
-            expected = list(stream)
-    with make_stream() as stream:
-        before = [batch for _, batch in zip(range(cut), stream, strict=False)]
-        state = json.loads(json.dumps(stream.state_dict()))
-    with make_stream() as stream:
-        stream.load_state_dict(state)
-        assert stream.state_dict() == state
-        rest = list(stream)
-        assert stream.state_dict() == state or rest
-    assert_same_batches(before + rest, expected)
-
-
-def read_all(streams: Sequence[PackStream], timeout_s: float = 60.0) -> list[list[MicroBatch]]:
-    """Every stream to its end, each in a thread, as the ranks of a job; batches by stream."""
-    results: list[list[MicroBatch]] = [[] for _ in streams]
-    errors: list[BaseException] = []
-
-    def read(stream: Iterator[MicroBatch], into: list[MicroBatch]) -> None:
-        try:
-            into.extend(stream)
-        except BaseException as error:  # raised again by the caller's thread
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=read, args=(iter(stream), into))
-        for stream, into in zip(streams, results, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout_s)
-        assert not thread.is_alive(), f"a stream did not end within {timeout_s} s"
-    if errors:
-        raise errors[0]
-    return results

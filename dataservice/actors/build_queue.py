@@ -1,9 +1,10 @@
 """What a worker has to build, is building and holds ready; shared by its builder threads.
 
-Invariants: bytes that nobody has fetched yet stay within the bound, shared equally among the ranks
+Invariants: bytes that a peer has yet to fetch stay within the bound, shared equally among the ranks
 served (each may always hold one pack); packs leave in the order of need, one that a client asks for
 whatever the bound; a builder of text-only packs is never given another, so those wait for no
-picture; packs already fetched are kept only while there is room.
+picture; packs are kept until all peers have fetched them, longer only while there is room, and
+built anew where one peer has run too far ahead of another.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Job:
     storage_holes: bool
     size_bytes: int
     """Estimate, for the bound."""
+    takers: int = 1
+    """Peers that will fetch it; kept until they have."""
     isolated: bool = False
     """Whether its pictures are suspect: decoded in a process of their own."""
 
@@ -73,6 +76,8 @@ class BuildQueue:
         self._building: dict[str, Job] = {}
         self._ready: dict[str, _Ready] = {}
         self._served: OrderedDict[str, _Ready] = OrderedDict()
+        self._taken_by: dict[str, tuple[tuple[int, int, int], set[int]]] = {}
+        """Need and peers of packs that some peers have and others do not."""
         self._failed: dict[str, DataServiceError] = {}
         self._held: dict[int, int] = {}
         """Bytes ready or being built, by rank, that nobody has fetched."""
@@ -91,6 +96,7 @@ class BuildQueue:
             self._wanted.clear()
             self._ready.clear()
             self._served.clear()
+            self._taken_by.clear()
             self._failed.clear()
             self._served_bytes = 0
             self._recount()
@@ -117,6 +123,8 @@ class BuildQueue:
                 self._leave(self._order[0][2])
             for pack_id in [p for p, r in self._ready.items() if r.job.need[0] < step]:
                 del self._ready[pack_id]
+            for pack_id in [p for p, (need, _) in self._taken_by.items() if need[0] < step]:
+                del self._taken_by[pack_id]
             for pack_id in [p for p, r in self._served.items() if r.job.need[0] < step]:
                 self._served_bytes -= self._served.pop(pack_id).size_bytes
             self._recount()
@@ -219,16 +227,23 @@ class BuildQueue:
             ready = self._ready.get(pack_id) or self._served.get(pack_id)
             return ready.pack if ready is not None else None
 
-    def served(self, pack_id: str) -> None:
-        """A client has all of it: kept for its peers while there is room."""
+    def served(self, pack_id: str, peer: int = 0) -> None:
+        """A peer has all of it. Once as many have as will fetch it, it is kept while there is
+        room."""
         with self._state:
-            ready = self._ready.pop(pack_id, None)
-            if ready is not None:
+            ready = self._ready.get(pack_id)
+            if ready is None:
+                return
+            _, peers = self._taken_by.setdefault(pack_id, (ready.job.need, set()))
+            peers.add(peer)
+            if len(peers) >= ready.job.takers:
+                del self._ready[pack_id], self._taken_by[pack_id]
                 self._served[pack_id] = ready
                 self._served_bytes += ready.size_bytes
-                self._recount()
-                self._make_room()
-                self._state.notify_all()
+            self._recount()
+            self._make_room()
+            self._make_room_of_begun()
+            self._state.notify_all()
 
     # ---- figures -----------------------------------------------------------------------------
 
@@ -264,3 +279,12 @@ class BuildQueue:
         while self._served and unfetched + self._served_bytes > self._bound:
             _, oldest = self._served.popitem(last=False)
             self._served_bytes -= oldest.size_bytes
+
+    def _make_room_of_begun(self) -> None:
+        """Where one peer runs ahead, packs that only the slow ones need, the last needed first."""
+        unfetched = sum(self._held.values())
+        begun = [pack_id for pack_id in self._taken_by if pack_id in self._ready]
+        begun.sort(key=lambda pack_id: self._taken_by[pack_id][0])
+        while begun and unfetched > self._bound:
+            unfetched -= self._ready.pop(begun.pop()).size_bytes
+        self._recount()

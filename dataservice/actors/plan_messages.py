@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataservice.wire.counting import CountBlock, CountedBlock, Roots
-from dataservice.wire.messages import CursorState
+from dataservice.wire.messages import CursorState, StepSettings
 from dataservice.wire.staging import ShardNeed
 
 
@@ -65,7 +65,11 @@ class PlannedStep:
     end: bool
     """True: nothing is left, the other fields are empty."""
     next_cursor: CursorState
-    pack_length: int = 0
+    settings: StepSettings = field(
+        default_factory=lambda: StepSettings(pack_length=0, num_packs=())
+    )
+    next_step: StepSettings | None = None
+    """Of the step at `next_cursor`; None: nothing is left for one."""
     pack_ids: tuple[str, ...] = ()
     specs: tuple[bytes, ...] = ()
     number: bytes = b""

@@ -33,13 +33,14 @@ from dataservice.core.balance import assign
 from dataservice.core.cursor import Cursor
 from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.core.plan import Plan
+from dataservice.core.plan.check import kind_grids
 from dataservice.core.settings import Grid
 from dataservice.core.tables import StepPlan
 from dataservice.errors import DataServiceError
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.index import Index
 from dataservice.storage.lazy import BlocksMissing, check_lazy_plan
-from dataservice.wire.messages import CursorState
+from dataservice.wire.messages import CursorState, StepSettings
 from dataservice.wire.schema import decode, encode
 
 _LENGTH = struct.Struct("<Q")
@@ -137,11 +138,13 @@ class Planner:
         )
         if step is None:
             return PlannedStep(end=True, next_cursor=request.cursor)
+        then = self._phase_behind(step, grid)
         specs = self.specs(step)
         return PlannedStep(
             end=False,
             next_cursor=cursor_state(self.plan, step.next_cursor, homes, per_node),
-            pack_length=step.pack_length,
+            settings=self.settings(step.phase, grid),
+            next_step=None if then is None else self.settings(then, grid),
             pack_ids=tuple(step.pack_id(i) for i in range(step.num_packs)),
             specs=tuple(encode(spec) for spec in specs),
             number=_int64(step.pack_number),
@@ -161,6 +164,28 @@ class Planner:
             moved=step.moved,
             moved_bytes=step.moved_bytes,
             plan_s=time.monotonic() - started,
+        )
+
+    def _phase_behind(self, step: StepPlan, grid: Grid) -> int | None:
+        """Of the step that follows; None at the end."""
+        if len(self.plan.phase_digests) == 1 and self.plan.windows_in(0) is None:
+            return step.phase
+        if self.lazy is not None:
+            self.lazy.check_step(self.plan, step.next_cursor, grid)
+        return self.plan.phase_of_step(step.next_cursor, grid)
+
+    def settings(self, phase: int, grid: Grid) -> StepSettings:
+        """Of the steps of a phase."""
+        mix, tiles = self.plan.streams[0].phases[phase], self.config.plan.vision.mode == "tiles"
+        return StepSettings(
+            pack_length=mix.pack_length,
+            num_packs=tuple(
+                kind.packs_per_cell
+                for kind in kind_grids(self.config.plan, grid)
+                for _ in range(kind.micro_steps)
+            ),
+            max_pixels=0 if tiles else mix.rules.max_pixels,
+            max_tiles=mix.rules.max_tiles if tiles else 0,
         )
 
     def specs(self, step: StepPlan) -> list[PackSpec]:

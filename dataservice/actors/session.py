@@ -1,7 +1,7 @@
 """Sessions: one start of the trainer each, in which all ranks read the same plan from one cursor.
 
-Invariants: a session opens only when every rank has presented the same grid and cursor; a newer
-run fences the older ones for good; what cannot be resumed exactly is refused to all ranks.
+Invariants: a state goes on exactly or is refused with both values and the remedy; a rank is no
+further than the slowest of its peers; a step is forgotten once every rank is past it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
 from dataservice.wire.messages import CursorState, OpenSession, ResumeState
 
 STATE_VERSION = 2
+MAX_PEERS = 4096
 LARGEST_COUNT = 1 << 40
 """Steps, packs, windows and samples that no run reaches."""
 
@@ -32,6 +33,11 @@ def grid_of(request: OpenSession) -> Grid:
         raise ConfigError(
             f"dp_rank = {request.dp_rank} with dp_size = {request.dp_size}: "
             f"ranks are numbered 0 to {request.dp_size - 1}"
+        )
+    if not 0 <= request.peer < request.peers <= MAX_PEERS:
+        raise ConfigError(
+            f"peer = {request.peer} with peers = {request.peers}: the processes that read for a "
+            f"rank are numbered from 0, and at most {MAX_PEERS}"
         )
     grid = Grid(
         dp_size=request.dp_size,
@@ -188,61 +194,42 @@ def _new_phase(state: ResumeState, plan: PlanInfo) -> str:
     )
 
 
-class Gathering:
-    """The ranks of a new run while they arrive."""
-
-    def __init__(self, first: OpenSession) -> None:
-        self.run_id = first.run_id
-        self.grid = grid_of(first)
-        self.state = first.state
-        self.hosts: dict[int, str] = {}
-        self.refused: DataServiceError | None = None
-        self._heard: dict[int, float] = {}
-
-    def join(self, request: OpenSession) -> None:
-        """Raises what all ranks of the run are refused with."""
-        if self.refused is None:
-            self._check_same(request)
-        if self.refused is not None:
-            raise self.refused
-        self.hosts[request.dp_rank] = request.host
-        self._heard[request.dp_rank] = time.monotonic()
-
-    def _check_same(self, request: OpenSession) -> None:
-        grid = grid_of(request)
-        if grid != self.grid:
-            self.refused = ConfigError(
-                f"rank {request.dp_rank} of run {self.run_id} asks for {grid}, "
-                f"other ranks for {self.grid}: give every rank the same sizes"
-            )
-        elif request.state != self.state:
-            self.refused = ResumeRefused(
-                f"rank {request.dp_rank} of run {self.run_id} presents {_where(request.state)}, "
-                f"other ranks {_where(self.state)}: load the same checkpoint on every rank"
-            )
-
-    def missing(self, patience_s: float) -> tuple[int, ...]:
-        """Ranks that have not come, or came and have not asked again for `patience_s`."""
-        limit = time.monotonic() - patience_s
-        return tuple(
-            rank for rank in range(self.grid.dp_size) if self._heard.get(rank, limit) <= limit
-        )
-
-
-def _where(state: ResumeState | None) -> str:
-    if state is None:
-        return "no state"
-    return f"a state of step {state.cursor.step} micro-step {state.micro_step}"
-
-
 @dataclass(slots=True)
-class RankProgress:
+class PeerProgress:
     done: tuple[int, int]
     """Everything before this (step, micro-step) was yielded to the trainer."""
     heard: float
     """Monotonic time of the last call."""
     waited_s: float = 0.0
     closed: bool = False
+
+
+class RankProgress:
+    """Of the processes that read for a rank, which is no further than the slowest of them."""
+
+    def __init__(self, *, done: tuple[int, int], heard: float, peers: int) -> None:
+        self.peers = [PeerProgress(done=done, heard=heard) for _ in range(peers)]
+
+    @property
+    def slowest_peer(self) -> int:
+        return min(range(len(self.peers)), key=lambda number: self.peers[number].done)
+
+    @property
+    def done(self) -> tuple[int, int]:
+        return min(peer.done for peer in self.peers)
+
+    @property
+    def heard(self) -> float:
+        return self.peers[self.slowest_peer].heard
+
+    @property
+    def waited_s(self) -> float:
+        """Of the peer that waited longest: the others wait with it."""
+        return max(peer.waited_s for peer in self.peers)
+
+    @property
+    def closed(self) -> bool:
+        return all(peer.closed for peer in self.peers)
 
 
 class Session:
@@ -253,17 +240,20 @@ class Session:
         run_id: str,
         grid: Grid,
         state: ResumeState | None,
-        hosts: Mapping[int, str],
+        hosts: Mapping[int, tuple[str, ...]],
         first: tuple[int, int],
         cursor: CursorState,
     ) -> None:
-        """`first`: (step, micro-step) where the run began; `cursor`: of the first step that not
-        every rank has been given, a later one when the coordinator was restarted."""
+        """`hosts`: by rank, of each peer; `first`: (step, micro-step) where the run began;
+        `cursor`: of the first step that not every rank has been given, a later one when the
+        coordinator was restarted."""
         self.generation = generation
         self.run_id = run_id
         self.grid = grid
         self.state = state
         self.hosts = dict(hosts)
+        self.peers = len(self.hosts[0])
+        """Processes that read for a rank."""
         self.first_step, self.first_micro_step = first
         self.next_cursor = cursor
         """Of the next step to plan."""
@@ -271,7 +261,7 @@ class Session:
         self.steps: dict[int, ActiveStep] = {}
         now = time.monotonic()
         self.ranks = [
-            RankProgress(done=max(first, (cursor.step, 0)), heard=now)
+            RankProgress(done=max(first, (cursor.step, 0)), heard=now, peers=self.peers)
             for _ in range(self.grid.dp_size)
         ]
         self.failure: DataServiceError | None = None
@@ -291,18 +281,34 @@ class Session:
         (tensor, pipeline and context parallel) the slower ones may be a step behind."""
         return self.done_step - 1
 
+    def host_peers(self, dp_rank: int, host: str) -> tuple[int, ...]:
+        """Peers of a rank that came from `host`, rising."""
+        return tuple(peer for peer, its in enumerate(self.hosts[dp_rank]) if its == host)
+
+    def takers(self, dp_rank: int) -> int:
+        """Hosts of a rank's peers: on each, one peer fetches a pack and hands it on."""
+        return len(set(self.hosts[dp_rank]))
+
     def progress(
-        self, dp_rank: int, done: tuple[int, int], waited_s: float, *, closing: bool = False
+        self,
+        dp_rank: int,
+        peer: int,
+        done: tuple[int, int],
+        waited_s: float,
+        *,
+        closing: bool = False,
     ) -> bool:
-        """Notes what a rank has done; True when the slowest rank moved on to another step."""
+        """Notes what a peer has done; True when the slowest rank moved on to another step."""
         if not 0 <= dp_rank < self.grid.dp_size:
             raise ConfigError(f"dp_rank = {dp_rank}: this session has {self.grid.dp_size} ranks")
-        rank = self.ranks[dp_rank]
+        if not 0 <= peer < self.peers:
+            raise ConfigError(f"peer = {peer}: ranks of this session have {self.peers} peers")
+        reader = self.ranks[dp_rank].peers[peer]
         before = self.done_step
-        rank.done = max(rank.done, done)
-        rank.heard = time.monotonic()
-        rank.waited_s += waited_s
-        rank.closed = rank.closed or closing
+        reader.done = max(reader.done, done)
+        reader.heard = time.monotonic()
+        reader.waited_s += waited_s
+        reader.closed = reader.closed or closing
         moved = self.done_step > before
         if moved:
             for step in [s for s in self.steps if s < self.held_step]:
@@ -312,12 +318,12 @@ class Session:
     def slowest(self) -> str:
         """Who holds the others back, in words."""
         rank = min(range(len(self.ranks)), key=lambda r: self.ranks[r].done)
-        progress = self.ranks[rank]
+        peer = self.ranks[rank].slowest_peer
+        progress = self.ranks[rank].peers[peer]
         age = time.monotonic() - progress.heard
         state = "has closed its stream" if progress.closed else f"was last heard {age:.1f} s ago"
-        return (
-            f"rank {rank} is at step {progress.done[0]} micro-step {progress.done[1]} and {state}"
-        )
+        who = f"rank {rank}" if self.peers == 1 else f"peer {peer} of rank {rank}"
+        return f"{who} is at step {progress.done[0]} micro-step {progress.done[1]} and {state}"
 
     def is_done(self, step: int, micro_step: int, dp_rank: int) -> bool:
         return (step, micro_step) < self.ranks[dp_rank].done

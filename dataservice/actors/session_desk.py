@@ -12,9 +12,10 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+from dataservice.actors.gathering import Gathering
 from dataservice.actors.plan_messages import StepRequest
 from dataservice.actors.policies import check_policy, decoder_and_policy
-from dataservice.actors.session import Gathering, Session, check_state
+from dataservice.actors.session import Session, check_state
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.work_desk import WorkDesk
@@ -121,7 +122,7 @@ class SessionDesk:
             except DataServiceError as error:
                 gathering.refused = error
         gathering.join(request)
-        if not self._missing(gathering) and await self._decoder_known(until):
+        if gathering.complete(self._patience_s) and await self._decoder_known(until):
             if self._gathering is gathering:
                 self._open(gathering)
         self._shared.changes.notify()
@@ -132,15 +133,20 @@ class SessionDesk:
                 return self._not_ready(gathering)
             if request.run_id in self._shared.log.fenced_runs:
                 raise self._fenced(request)
-        return self._opened(self._shared.session)
+        return self._opened(self._shared.session, request)
 
-    def _missing(self, gathering: Gathering) -> tuple[int, ...]:
-        return gathering.missing(self._shared.config.serving.open_timeout_s)
+    @property
+    def _patience_s(self) -> float:
+        return self._shared.config.serving.open_timeout_s
 
     def _not_ready(self, gathering: Gathering) -> SessionOpened:
-        waiting_for = "" if self._shared.decoder else "no worker is alive"
+        waiting_for = gathering.in_words(self._patience_s)
+        if not waiting_for and not self._shared.decoder:
+            waiting_for = "no worker is alive"
         return SessionOpened(
-            ready=False, missing_ranks=self._missing(gathering), waiting_for=waiting_for
+            ready=False,
+            missing_ranks=gathering.missing(self._patience_s),
+            waiting_for=waiting_for,
         )
 
     def _check_layout(self, grid: Grid) -> None:
@@ -170,12 +176,13 @@ class SessionDesk:
 
     def _rejoin(self, session: Session, request: OpenSession) -> SessionOpened:
         same = Gathering(request)
-        if same.grid != session.grid or request.state != session.state:
+        sizes = (same.grid, same.peers)
+        if sizes != (session.grid, session.peers) or request.state != session.state:
             raise ConfigError(
                 f"rank {request.dp_rank} joins run {session.run_id} late with other sizes or "
                 "another state: give every rank the same, or start all ranks with a new run_id"
             )
-        return self._opened(session)
+        return self._opened(session, request)
 
     def _open(self, gathering: Gathering) -> None:
         state = gathering.state
@@ -214,7 +221,7 @@ class SessionDesk:
             micro_step,
         )
 
-    def _opened(self, session: Session) -> SessionOpened:
+    def _opened(self, session: Session, request: OpenSession) -> SessionOpened:
         plan, vision = self._shared.plan, self._shared.config.plan.vision
         tiles = vision.mode == "tiles"
         return SessionOpened(
@@ -224,6 +231,7 @@ class SessionDesk:
             first_step=session.first_step,
             first_micro_step=session.first_micro_step,
             pack_length=plan.pack_length,
+            align=self._shared.config.plan.align,
             patch=vision.patch,
             merge=vision.merge,
             temporal_patch=vision.temporal_patch,
@@ -236,6 +244,7 @@ class SessionDesk:
             vocab_size=plan.vocab_size,
             pad_token=plan.pad_token,
             image_token=plan.image_token,
+            host_peers=session.host_peers(request.dp_rank, request.host) or (request.peer,),
         )
 
     async def get_steps(self, request: GetSteps) -> Steps:
@@ -245,12 +254,7 @@ class SessionDesk:
                 f"step {request.first_step} is over: every rank has been given all steps before "
                 f"{session.done_step}; to repeat it, start a new run from a checkpoint before it"
             )
-        self._note_progress(
-            session,
-            request.dp_rank,
-            (request.done_step, request.done_micro_step),
-            request.waited_s,
-        )
+        self._note_progress(session, request)
         self._work.complain(request.failed)
         until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
         while True:
@@ -288,22 +292,14 @@ class SessionDesk:
 
     async def report_progress(self, request: Progress) -> Ok:
         session = self._shared.current(request.session)
-        done = (request.done_step, request.done_micro_step)
-        self._note_progress(
-            session, request.dp_rank, done, request.waited_s, closing=request.closing
-        )
+        self._note_progress(session, request, closing=request.closing)
         return Ok()
 
     def _note_progress(
-        self,
-        session: Session,
-        dp_rank: int,
-        done: tuple[int, int],
-        waited_s: float,
-        *,
-        closing: bool = False,
+        self, session: Session, request: GetSteps | Progress, *, closing: bool = False
     ) -> None:
-        if session.progress(dp_rank, done, waited_s, closing=closing):
+        done = (request.done_step, request.done_micro_step)
+        if session.progress(request.dp_rank, request.peer, done, request.waited_s, closing=closing):
             oldest = session.steps.get(session.done_step)
             if oldest is not None:
                 self._shared.log.done(oldest.cursor)
@@ -377,7 +373,7 @@ class SessionDesk:
             return (-1,) * self._shared.plan.num_lanes
         trainer_node: dict[str, int] = {}
         for rank in sorted(session.hosts):
-            trainer_node.setdefault(session.hosts[rank], rank // per_node)
+            trainer_node.setdefault(session.hosts[rank][0], rank // per_node)
         stagers = self._shared.registry.stagers
         homes: list[int] = []
         for node in self._shared.lane_nodes or ("",) * self._shared.plan.num_lanes:

@@ -35,7 +35,8 @@ class SavedSession:
     run_id: str
     grid: Grid
     state: ResumeState | None
-    hosts: dict[int, str]
+    hosts: dict[int, tuple[str, ...]]
+    """By rank, of each of its peers."""
     cursor: CursorState
     """Every rank was given all steps before it."""
     first: tuple[int, int]
@@ -88,7 +89,7 @@ class StateLog:
                         packs_per_cell=record["grid"][2],
                     ),
                     state=decode(ResumeState, record["state"]) if record["state"] else None,
-                    hosts=dict(enumerate(record["hosts"])),
+                    hosts={rank: _hosts(its) for rank, its in enumerate(record["hosts"])},
                     cursor=decode(CursorState, record["cursor"]),
                     first=(record["first"][0], record["first"][1]),
                     built_by=record["decoder"],
@@ -156,7 +157,7 @@ class StateLog:
         run_id: str,
         grid: Grid,
         state: ResumeState | None,
-        hosts: Mapping[int, str],
+        hosts: Mapping[int, tuple[str, ...]],
         cursor: CursorState,
         built_by: str,
     ) -> int:
@@ -211,6 +212,11 @@ class StateLog:
         self._journal.close()
 
 
+def _hosts(recorded: str | list[str]) -> tuple[str, ...]:
+    """Of a rank's peers; a rank without them may be recorded by its one host."""
+    return (recorded,) if isinstance(recorded, str) else tuple(recorded)
+
+
 def _hole_record(hole: Hole) -> dict[str, Any]:
     return {
         "kind": "hole",
@@ -235,7 +241,7 @@ def _session_record(session: SavedSession) -> dict[str, Any]:
         "run_id": session.run_id,
         "grid": [grid.dp_size, grid.micro_steps, grid.packs_per_cell],
         "state": encode(state) if state is not None else b"",
-        "hosts": [session.hosts[rank] for rank in range(grid.dp_size)],
+        "hosts": [list(session.hosts[rank]) for rank in range(grid.dp_size)],
         "cursor": encode(session.cursor),
         "first": list(session.first),
         "decoder": session.built_by,

@@ -303,6 +303,7 @@ class WorkDesk:
             holes=holes,
             storage_holes=self._attempts[session.generation, pack_id] >= STORAGE_HOLE_ATTEMPTS,
             isolated=i in active.suspects,
+            takers=session.takers(int(active.dp_rank[i])),
         )
 
     async def get_assignment(self, request: GetAssignment) -> Assignment:

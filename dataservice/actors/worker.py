@@ -236,6 +236,7 @@ class Worker:
             holes=assignment.holes,
             storage_holes=assignment.storage_holes,
             isolated=assignment.isolated,
+            takers=assignment.takers,
             size_bytes=TOKEN_BYTES * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
         )
 
@@ -325,8 +326,10 @@ class Worker:
 
     async def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
         pack = await self.whole_pack(request)
-        for frame in pack.frames():
+        sent = await asyncio.to_thread(pack.compressed) if pack.shrinks else pack
+        for frame in sent.frames():
             yield frame
+            del frame
         self.taken(request, pack)
 
     async def whole_pack(self, request: StreamPack) -> EncodedPack:
@@ -355,7 +358,7 @@ class Worker:
             return
         self._served_packs += 1
         self._served_bytes += pack.size_bytes
-        self.tools.queue.served(request.pack_id)
+        self.tools.queue.served(request.pack_id, request.peer)
 
     async def _know(self, request: StreamPack, until: float) -> None:
         """A pack that was not given to this worker (yet) is fetched from the coordinator."""

@@ -29,6 +29,8 @@ def fit_text(fit: Fit, cost: FittedCost, out: str | None) -> str:
 
 def _rows(fit: Fit) -> str:
     lines = [f"{fit.num_rows:,} rows; {fit.num_outliers:,} of them left out as outliers"]
+    if fit.apart:
+        lines.append("the vision part was fitted to its own time, the rest to the rest")
     for name in fit.dropped:
         lines.append(f"{name} is the same in all rows: left out, its time is in the constant")
     return "\n".join(lines)

@@ -145,7 +145,7 @@ def fit_cost(
         typer.Argument(
             metavar="TIMINGS...",
             help="JSONL or CSV files, a row per timed micro-batch: patches, patches_squared, "
-            "length_squared, and ms or seconds.",
+            "length_squared, ms or seconds, and vision_ms where it was timed by itself.",
         ),
     ],
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Write the model here.")] = None,
@@ -159,7 +159,7 @@ def fit_cost(
 
     rows = read_timings(timings)
     patches, patches_squared, length_squared = rows.terms
-    found = fit(patches, patches_squared, length_squared, rows.seconds)
+    found = fit(patches, patches_squared, length_squared, rows.seconds, rows.vision_seconds)
     cost = found.to_cost()
     if out is not None:
         write_cost_file(out, cost)

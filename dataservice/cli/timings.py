@@ -1,7 +1,7 @@
 """Reads files of measured times, JSONL or CSV, for `dataservice fit-cost`.
 
 Invariants: every row of every file is used or refused, by file, line, field and value; columns that
-a fit does not need are not looked at.
+a fit does not need are not looked at. The vision part's own time is used where all rows have it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ class Timings:
     terms: NDArray[np.float64]
     """[3, N] in the order of TERMS."""
     seconds: NDArray[np.float64]
+    vision_seconds: NDArray[np.float64] | None
+    """Part of them, where every row says so."""
 
 
 def read_timings(paths: Sequence[str]) -> Timings:
     """All rows of all files. ConfigError for what is not a row of times."""
     rows = [row for path in paths for row in _rows(path)]
-    table = np.array(rows, dtype=np.float64).reshape(-1, len(TERMS) + 1)
-    return Timings(terms=table[:, :-1].T, seconds=table[:, -1])
+    table = np.array(rows, dtype=np.float64).reshape(-1, len(TERMS) + 2)
+    vision = table[:, -1]
+    return Timings(
+        terms=table[:, : len(TERMS)].T,
+        seconds=table[:, -2],
+        vision_seconds=None if np.isnan(vision).any() else vision,
+    )
 
 
 def _rows(path: str) -> Iterator[list[float]]:
@@ -114,7 +121,15 @@ def _row(where: str, record: Mapping[str, Any]) -> list[float]:
     unit = TIME_UNITS[units[0]]
     least, most = SECONDS
     time = _number(where, record, units[0], least / unit, most / unit)
-    return [*values, time * unit]
+    return [*values, time * unit, _vision_s(where, record)]
+
+
+def _vision_s(where: str, record: Mapping[str, Any]) -> float:
+    """NaN where the row does not say."""
+    for name, unit in TIME_UNITS.items():
+        if f"vision_{name}" in record:
+            return _number(where, record, f"vision_{name}", 0.0, SECONDS[1] / unit) * unit
+    return math.nan
 
 
 def _number(where: str, record: Mapping[str, Any], name: str, least: float, most: float) -> float:

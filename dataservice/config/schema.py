@@ -241,6 +241,7 @@ class SegregateSection(Section):
 class PlanSection(BoundedSection):
     seed: Annotated[int, Field(ge=0)] = _PLAN.seed
     pack_length: Count = _PLAN.pack_length
+    align: Count = _PLAN.align
     packer: Packer = _PLAN.packer
     open_bins: Count = _PLAN.open_bins
     nbin_balance: Literal["image_tokens", "vit_cost"] = _PLAN.nbin_balance
@@ -263,6 +264,16 @@ class PlanSection(BoundedSection):
     remainder: Literal["pad", "drop"] = _PLAN.remainder
     phases: list[PhaseSection] = []
     segregate: SegregateSection | None = None
+
+    @model_validator(mode="after")
+    def _packs_are_aligned(self) -> Self:
+        for length in (self.pack_length, *(phase.pack_length for phase in self.phases)):
+            if length is not None and length % self.align:
+                raise ValueError(
+                    f"align {self.align} does not divide pack_length {length}, and documents are "
+                    "aligned to it: choose a multiple"
+                )
+        return self
 
     @model_validator(mode="after")
     def _cost_has_its_file(self) -> Self:

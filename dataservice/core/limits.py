@@ -23,6 +23,7 @@ MAX_COST = 1 << 56
 LARGEST: dict[str, int] = {
     # plan, its phases and kinds
     "pack_length": 1 << 24,
+    "align": 1 << 16,
     "open_bins": 1 << 16,
     "reference_ranks": 1 << 20,
     "reference_micro_steps": 1 << 16,

@@ -115,5 +115,8 @@ class PackSpec:
     items: tuple[ItemSpec, ...]
     """In the order in which they stand in the pack. Empty for a padding pack."""
     num_tokens: int
+    """Of the items; documents that are aligned take more places."""
     num_patches: int
     """Of kept images; of tiles those within them, the thumbnails' with them."""
+    align: int = 1
+    """Documents begin at its multiples, and so does the padding behind the last one."""

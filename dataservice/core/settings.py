@@ -91,6 +91,9 @@ class PlanSettings:
     sources: tuple[SourceShare, ...]
     seed: int = 0
     pack_length: int = 8192
+    align: int = 1
+    """Every document of a pack begins at a multiple of it, and so does the padding behind the last
+    one. It divides every pack_length."""
     packer: Packer = "balanced"
     open_bins: int = 32
     """For best_fit and nbin."""

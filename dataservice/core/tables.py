@@ -65,6 +65,13 @@ class SampleColumns:
     text."""
     markup: NDArray[np.int64] | None = None
     """By image: the text tokens that belong to it, such as its start and end; None = none."""
+    num_docs: NDArray[np.int64] | None = None
+    """Documents of each row; None = one each."""
+
+    @property
+    def documents(self) -> NDArray[np.int64]:
+        """int64 [N]: how many each row is."""
+        return np.ones_like(self.text_tokens) if self.num_docs is None else self.num_docs
 
     def take(self, where: NDArray[np.int64]) -> SampleColumns:
         """Some of the rows, in the order of `where`."""
@@ -82,6 +89,7 @@ class SampleColumns:
             height=self.height[images],
             text_before=None if self.text_before is None else self.text_before[images],
             markup=None if self.markup is None else self.markup[images],
+            num_docs=None if self.num_docs is None else self.num_docs[where],
         )
 
 
@@ -113,6 +121,8 @@ class WindowPlan:
     lane: int
     window: int
     pack_length: int
+    align: int = 1
+    """As PlanSettings.align."""
     item_offsets: NDArray[np.int64]
     # one value an item
     source: NDArray[np.int64]
@@ -128,6 +138,7 @@ class WindowPlan:
     were shrunk."""
     # one value a pack
     tokens: NDArray[np.int64]
+    """Without filler behind documents."""
     image_tokens: NDArray[np.int64]
     num_images: NDArray[np.int64]
     num_patches: NDArray[np.int64]

@@ -1,7 +1,8 @@
 """Lays the rendered records of a pack out as its documents.
 
 Invariants: documents stand in the order of the items and cover their tokens; an item is one
-document, or the documents of its record that its piece touches; padding is a segment of its own;
+document, or the documents of its record that its piece touches; documents begin at multiples of the
+pack's `align`, with filler behind them where they end elsewhere; padding is a segment of its own;
 the first token of an item or document, and the labels of items with a hole, carry no loss.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.core.packspec import PackSpec
+from dataservice.pipeline.specs import aligned
 from dataservice.pipeline.text import Rendered
 
 IGNORE = -100
@@ -63,18 +65,33 @@ def text_arrays(
     pad_token: int,
     masked: set[int],
 ) -> dict[str, NDArray[Any]]:
-    """input_ids and labels [T], cu_seqlens; `masked` are the numbers of the items with a hole."""
+    """input_ids and labels [T], cu_seqlens, doc_lengths; `masked` are the numbers of the items with
+    a hole."""
+    lengths = [stop - start for parts in documents for start, stop in parts]
+    bounds = [0, *accumulate(aligned(length, spec.align) for length in lengths)]
+    if bounds[-1] > spec.pack_length:
+        raise ValueError(
+            f"spec of pack {spec.pack_id}: its documents, aligned to {spec.align}, take "
+            f"{bounds[-1]} places of {spec.pack_length}"
+        )
     ids = np.full(spec.pack_length, pad_token, np.int32)
     labels = np.full(spec.pack_length, IGNORE, np.int32)
-    bounds = [0]
+    places = iter(bounds)
     for number, (item, text) in enumerate(zip(spec.items, rendered, strict=True)):
-        piece = slice(item.start, item.stop)
-        place = slice(bounds[-1], bounds[-1] + item.stop - item.start)
-        ids[place] = text.ids[piece]
-        if number not in masked:
-            np.copyto(labels[place], text.ids[piece], where=text.loss[piece])
-            labels[place.start] = IGNORE
-        bounds += [place.start + stop - item.start for _, stop in documents[number]]
+        for start, stop in documents[number]:
+            first = next(places)
+            place = slice(first, first + stop - start)
+            ids[place] = text.ids[start:stop]
+            if number not in masked:
+                np.copyto(labels[place], text.ids[start:stop], where=text.loss[start:stop])
+                if start == item.start:
+                    labels[first] = IGNORE
     if bounds[-1] < spec.pack_length:
+        lengths.append(spec.pack_length - bounds[-1])
         bounds.append(spec.pack_length)
-    return {"input_ids": ids, "labels": labels, "cu_seqlens": np.array(bounds, np.int32)}
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "cu_seqlens": np.array(bounds, np.int32),
+        "doc_lengths": np.array(lengths, np.int32),
+    }

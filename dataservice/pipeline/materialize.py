@@ -46,7 +46,8 @@ class BuiltPack:
     the number of tiles, those of thumbnails with it, and F = 3 * tile * tile.
 
     arrays: input_ids int32 [T]; labels int32 [T], unshifted, -100 where there is no loss;
-    cu_seqlens int32 [D + 1], padding is its own last segment; pixel_values uint8 [P, F];
+    cu_seqlens int32 [D + 1], padding is its own last segment; doc_lengths int32 [D], the tokens of
+    each segment without the filler behind an aligned document; pixel_values uint8 [P, F];
     image_grid_thw int32 [N, 3] in patches or tiles; image_doc_ids int32 [N].
     """
 

@@ -11,6 +11,11 @@ from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec
 from dataservice.core.vision import VisionRules
 
 
+def aligned(tokens: int, align: int) -> int:
+    """Places that a document of so many tokens takes."""
+    return -(-tokens // align) * align
+
+
 def grid(image: ImageSpec, rules: VisionRules) -> tuple[int, int]:
     """(rows, columns) of patches, or of tiles."""
     return image.target_height // rules.side, image.target_width // rules.side
@@ -34,8 +39,13 @@ def check_spec(spec: PackSpec, rules: VisionRules) -> None:
     wrong = next(filter(None, (_wrong_item(item, rules) for item in spec.items)), "")
     tokens = sum(item.stop - item.start for item in spec.items)
     patches = sum(num_patches(image, rules) for item in spec.items for image in item.kept)
-    if not wrong and (tokens != spec.num_tokens or tokens > spec.pack_length):
-        wrong = f"{tokens} tokens, said {spec.num_tokens}, length {spec.pack_length}"
+    places = sum(aligned(item.stop - item.start, spec.align) for item in spec.items)
+    if not wrong and (tokens != spec.num_tokens or places > spec.pack_length):
+        wrong = f"{tokens} tokens, said {spec.num_tokens}"
+        wrong += f", {places} places aligned to {spec.align}" if spec.align > 1 else ""
+        wrong += f", length {spec.pack_length}"
+    if not wrong and spec.pack_length % spec.align:
+        wrong = f"length {spec.pack_length} is no multiple of {spec.align}"
     if not wrong and patches != spec.num_patches:
         wrong = f"{patches} patches, said {spec.num_patches}"
     if wrong:

@@ -222,6 +222,7 @@ class TextRenderer:
             loss_tokens=num_loss,
             image_positions=tuple(positions),
             image_markup=self._image_markup,
+            num_docs=len(layout),
         )
 
     def _rendered(
@@ -279,7 +280,8 @@ class TextRenderer:
         _check_images(record)
         num_tokens = num_loss = 0
         positions: list[int] = []
-        for turns in documents(record):
+        parts = documents(record)
+        for turns in parts:
             count: QuickCounter = self._count_parts
             if self._quick_chat is not None and not is_plain(turns):
                 count = self._quick_chat
@@ -290,6 +292,7 @@ class TextRenderer:
             loss_tokens=num_loss,
             image_positions=tuple(positions),
             image_markup=self._image_markup,
+            num_docs=len(parts),
         )
 
     def _count_parts(

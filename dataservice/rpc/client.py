@@ -20,6 +20,7 @@ import grpc
 import grpc.experimental
 
 from dataservice.errors import ConfigError, ServiceUnavailable
+from dataservice.rpc.allocator import keep_freed_blocks
 from dataservice.rpc.channel import (
     COORDINATOR_OPTIONS,
     DATA_OPTIONS,
@@ -97,6 +98,7 @@ class DataClient(_Client):
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint, [*DATA_OPTIONS, *SINGLE_THREADED])
+        keep_freed_blocks()
 
     def stream_pack(self, request: StreamPack, timeout_s: float) -> PackFrames:
         """Starts the stream of a pack's frames (wire.codec.PackDecoder reads them).

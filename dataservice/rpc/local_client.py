@@ -39,6 +39,7 @@ from dataservice.rpc.local import (
     new_socket,
     same_user,
 )
+from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import StreamPack
 from dataservice.wire.schema import decode, encode
 from dataservice.wire.segment import read_pack
@@ -80,9 +81,11 @@ class LocalClient:
         self._closed = False
         self._lock = threading.Lock()
 
-    def fetch(self, request: StreamPack, timeout_s: float) -> Pack | None:
-        """(arrays, meta) as PackDecoder.result gives them; None while another thread's call is
-        under way, which this one does not wait for.
+    def fetch(
+        self, request: StreamPack, timeout_s: float, *, allocate: Allocate = fresh
+    ) -> Pack | None:
+        """(arrays, meta) as PackDecoder.result gives them, in memory of `allocate`; None while
+        another thread's call is under way, which this one does not wait for.
 
         `timeout_s` bounds the call, the time the worker needs to build included.
         """
@@ -102,7 +105,7 @@ class LocalClient:
                 raise _failure(answer, call, timeout_s)
             if self._window is None:
                 raise WireError(f"{call}: an answer without memory")
-            pack = read_pack(self._window.pack(answer.size_bytes))
+            pack = read_pack(self._window.pack(answer.size_bytes), allocate=allocate)
             in_order = True
         finally:
             self._lock.release()

@@ -5,6 +5,8 @@ Invariants:
   or says it too early, is closed; one that goes away takes its request with it;
 - a failure is answered as gRPC would answer it (rpc.failures);
 - nothing waits for a reader: an answer that the socket does not take at once closes it;
+- large packs are copied into their segment by another thread, one at a time, so that the event loop
+  answers others meanwhile;
 - connections are bounded, and so is the memory of their segments together: past that, and after a
   time without use, a segment is given up, and its connection gets a new one when it asks again.
 """
@@ -46,6 +48,11 @@ PAUSE_S = 1.0
 """Before connections are taken again when the process had no descriptor for one."""
 CANCEL_S = 5.0
 """Longest wait for a cancelled request."""
+THREAD_BYTES = 4 << 20
+"""Packs from here on are copied by another thread: the first copy into a segment takes a
+millisecond a MB, and the way to a thread and back a tenth of one."""
+SPARE_PACKS = 64
+"""After so many packs in a row that need less than a quarter of a segment, it is too large."""
 
 
 class PackSource(Protocol):
@@ -88,6 +95,7 @@ class LocalServer:
         self._loop = asyncio.get_running_loop()
         self._connections: set[_Connection] = set()
         self.stopped = False
+        self.copying = asyncio.Lock()
         self._listen()
 
     @property
@@ -169,6 +177,7 @@ class _Connection:
         self._loop = loop
         self._socket = sock
         self._segment: Segment | None = None
+        self._spare_packs = 0
         self._closed = False
         loop.add_reader(sock, self._readable)
 
@@ -214,39 +223,63 @@ class _Connection:
         self.task = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: StreamPack) -> None:
-        fds: Sequence[int] = ()
         try:
             pack = await self._server.data.whole_pack(request)
-            answer, fds = self._placed(pack)
+            async with self._server.copying:
+                answer, fds = await self._placed(pack)
+                self.task = None
+                taken = self._send(answer, fds)
         except asyncio.CancelledError:
             self.close()
             raise
         except Exception as error:
-            answer = _failure(error)
-        self.task = None
+            self.task = None
+            self._send(_failure(error), ())
+            return
+        if taken:
+            self._server.data.taken(request, pack)
+
+    def _send(self, answer: Answer, fds: Sequence[int]) -> bool:
+        """False, and the connection closed, where the client does not take it."""
         try:
             socket.send_fds(self._socket, [encode(answer)], fds)
         except OSError as error:
             _LOG.info("a client on this host went away: %s", error)
             self.close()
-            return
-        if not answer.code:
-            self._server.data.taken(request, pack)
+            return False
+        return True
 
-    def _placed(self, pack: EncodedPack) -> tuple[Answer, Sequence[int]]:
+    async def _placed(self, pack: EncodedPack) -> tuple[Answer, Sequence[int]]:
         """The pack is in the segment then; the descriptors that the client has not got yet."""
         size_bytes, fds = pack.segment_bytes, []
         self.used_at = time.monotonic()
-        if self._segment is None or self._segment.size_bytes < size_bytes:
+        segment = self._segment
+        if segment is None or not self._fits(segment, size_bytes):
             self.drop_segment()
             self._server.make_room(roomy(size_bytes))
             try:
-                self._segment = Segment(roomy(size_bytes))
+                segment = self._segment = Segment(roomy(size_bytes))
             except OSError as error:
                 raise ServiceUnavailable(f"no shared memory for a pack: {error}") from error
-            fds.append(self._segment.fd)
-        self._segment.write(pack)
+            fds.append(segment.fd)
+        try:
+            if size_bytes < THREAD_BYTES:
+                segment.write(pack)
+            else:
+                await asyncio.to_thread(segment.write, pack)
+        except BaseException:
+            self.drop_segment()  # whose descriptor the client may not have
+            raise
         return Answer(size_bytes=size_bytes), fds
+
+    def _fits(self, segment: Segment, size_bytes: int) -> bool:
+        """And is not far too large for all that came lately."""
+        spare = segment.size_bytes > 4 * roomy(size_bytes)
+        self._spare_packs = self._spare_packs + 1 if spare else 0
+        if self._spare_packs < SPARE_PACKS:
+            return segment.size_bytes >= size_bytes
+        self._spare_packs = 0
+        return False
 
 
 def _failure(error: Exception) -> Answer:

@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from dataservice.errors import ConfigError, WireError
+from dataservice.rpc.allocator import keep_freed_blocks
 from dataservice.rpc.channel import COORDINATOR_SERVICE, DATA_SERVICE, SERVER_OPTIONS
 from dataservice.rpc.failures import failure_of
 from dataservice.wire.codec import MAX_FRAME_BYTES
@@ -146,6 +147,7 @@ async def start_server(
     if coordinator is not None:
         await _add_service(server, health, COORDINATOR_SERVICE, _coordinator_handlers(coordinator))
     if data is not None:
+        keep_freed_blocks()
         handler = grpc.unary_stream_rpc_method_handler(_stream_handler(data))
         await _add_service(server, health, DATA_SERVICE, {"StreamPack": handler})
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -241,6 +243,7 @@ def _stream_handler(data_service: DataService) -> Handler:
                     if len(frame) > MAX_FRAME_BYTES:
                         raise ValueError(f"a frame of {len(frame)} bytes, over {MAX_FRAME_BYTES}")
                     await context.write(frame)
+                    del frame  # the next one takes its memory, which is in the cache
 
     return handle
 

@@ -26,6 +26,8 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     with the image tokens of earlier images added, this is where the image begins."""
     image_markup: int
     """Text tokens that belong to each image, such as its start and end."""
+    num_docs: int = 1
+    """Documents that the record is."""
 
 
 class RecordCounter(Protocol):

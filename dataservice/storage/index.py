@@ -127,7 +127,7 @@ class Index:
         parts = self._rows.split(source, rows)
         by_row = {
             name: np.empty(len(rows), dtype=np.int64)
-            for name in ("text_tokens", "loss_tokens", "num_images", "image_start")
+            for name in ("text_tokens", "loss_tokens", "num_docs", "num_images", "image_start")
         }
         for shard, local, places in parts:
             samples = shard.samples
@@ -156,6 +156,7 @@ class Index:
             text_tokens=by_row["text_tokens"],
             loss_tokens=by_row["loss_tokens"],
             image_offsets=offsets,
+            num_docs=by_row["num_docs"],
             **by_image,
         )
 
@@ -195,6 +196,7 @@ class Index:
             items=tuple(items),
             num_tokens=int(window.tokens[number]),
             num_patches=int(window.num_patches[number]),
+            align=window.align,
         )
 
     def shards_of(self, window: WindowPlan) -> tuple[ShardRef, ...]:

@@ -45,6 +45,7 @@ SAMPLE_COLUMNS = (
     "loss_tokens",
     "num_images",
     "layout",
+    "num_docs",
 )
 IMAGE_COLUMNS = ("archive", "member", "width", "height", "text_before", "markup", "probed")
 _PLACE_COLUMNS = ("archive", "member", "width", "height", "probed")
@@ -132,13 +133,14 @@ class RowReader:
                 if tokens < 1 and not places:
                     raise RecordError("the record has no text and no image")
             except DataError as error:
-                samples += (offset, min(length, _MAX_LENGTH), crc, 0, 0, 0, 0)
+                samples += (offset, min(length, _MAX_LENGTH), crc, 0, 0, 0, 0, 1)
                 rejected.append(
                     Rejected(row=row, line=line.number, offset=offset, reason=str(error))
                 )
                 continue
             layout, num_images = _LAYOUT_CODES[record.layout], len(record.images)
             samples += (offset, length, crc, tokens, counted.loss_tokens, num_images, layout)
+            samples.append(counted.num_docs)
             if places:
                 images += places
                 text_before += counted.image_positions

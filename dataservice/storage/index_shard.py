@@ -56,6 +56,7 @@ _SAMPLE_TYPES = {
     "image_start": "u4",
     "num_images": "u2",
     "layout": "u1",
+    "num_docs": "u4",
 }
 _IMAGE_TYPES = {
     "archive": "u4",

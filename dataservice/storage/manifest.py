@@ -15,7 +15,7 @@ from typing import Any
 from dataservice.errors import StaleIndexError
 from dataservice.storage.tables import write_bytes
 
-INDEX_VERSION = 4
+INDEX_VERSION = 5
 MANIFEST_NAME = "manifest.json"
 
 

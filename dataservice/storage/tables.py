@@ -36,6 +36,7 @@ SAMPLES = (
     "image_start",  # first row in the shard's images table
     "num_images",
     "layout",  # position in records.LAYOUTS
+    "num_docs",  # documents; of a rejected record 1
     # not of this row: numbers of the rows without images, of those with, then of those rejected
     "by_kind",
 )

@@ -3,7 +3,7 @@
 Layout: the pack begins with magic, version, header length, CRC-32 and the msgpack header
 (PackHeader); the payloads after it carry, each behind its number and CRC-32, the stored bytes of
 all arrays one after the other, cut every `frame_bytes`. Payload 1 is in one frame with the header
-where both fit, so that most packs are a single frame; every other payload is a frame.
+where both fit; every other payload is a frame.
 
 Invariants:
 - a frame's CRC starts from the header's and covers its number: a flipped byte, a frame of another
@@ -31,11 +31,13 @@ from dataservice.wire.layout import (
     FRAME_BYTES,
     MAX_FRAME_BYTES,
     MAX_PACK_BYTES,
+    Allocate,
     ArrayEntry,
     Arrays,
     CheckedHeader,
     PackHeader,
     canonical,
+    fresh,
     inflate,
     raw_bytes,
     read_header,
@@ -62,7 +64,7 @@ def encode_pack(
     meta: Mapping[str, Any],
     *,
     frame_bytes: int = FRAME_BYTES,
-    compress: bool = True,
+    compress: bool = False,
 ) -> list[bytes]:
     """The frames of EncodedPack."""
     return list(EncodedPack(arrays, meta, frame_bytes=frame_bytes, compress=compress).frames())
@@ -80,8 +82,10 @@ class _Target:
 class PackDecoder:
     """Takes the frames of one pack in order. After a WireError it takes no more."""
 
-    def __init__(self, *, max_bytes: int = MAX_PACK_BYTES) -> None:
+    def __init__(self, *, max_bytes: int = MAX_PACK_BYTES, allocate: Allocate = fresh) -> None:
+        """`allocate` is asked once, for the bytes of all arrays."""
         self._max_bytes = max_bytes
+        self._allocate = allocate
         self._failed = False
         self._head: CheckedHeader | None = None
         self._buffer = np.empty(0, np.uint8)
@@ -118,7 +122,7 @@ class PackDecoder:
 
     def _take_header(self, frame: memoryview) -> None:
         head = self._head = read_header(frame, self._max_bytes)
-        self._buffer = np.empty(head.layout.total, np.uint8)
+        self._buffer = self._allocate(head.layout.total)
         self._targets = self._places(head)
         self._target = next(self._targets, None)
         self._next_frame = 1

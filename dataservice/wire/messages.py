@@ -48,6 +48,20 @@ class CursorState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """What a trainer may want to know of a step before it comes."""
+
+    pack_length: int
+    """Tokens of each of its packs."""
+    num_packs: tuple[int, ...]
+    """Of a cell, by micro-step."""
+    max_pixels: int = 0
+    """Of a picture; 0 where pictures are tiles."""
+    max_tiles: int = 0
+    """Of a picture, its thumbnail not counted; 0 where pictures are patches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepCells:
     """One rank's share of a step."""
 
@@ -58,8 +72,10 @@ class StepCells:
     """At its end."""
     cells: tuple[tuple[PackPlace, ...], ...]
     """cells[micro_step] = its packs in order."""
-    pack_length: int
-    """Tokens of each pack of the step; another in another phase of the plan."""
+    settings: StepSettings
+    """Others in another phase of the plan."""
+    next_step: StepSettings | None
+    """Of the step behind it; None: this one is the last."""
     loss_tokens: int
     """Planned loss tokens of the whole step, all ranks."""
     num_images: tuple[int, ...]
@@ -99,8 +115,10 @@ class OpenSession:
     host: str
     wait_s: float
     peer: int = 0
-    """Which of the processes that share `dp_rank`."""
+    """Which of the processes that read for `dp_rank`."""
     peers: int = 1
+    pid: int = 0
+    """Of the process, which `host` and it tell from others at the same place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +155,9 @@ class SessionOpened:
     image_token: int = 0
     align: int = 1
     """Tokens; each document of a pack takes a multiple of it."""
+    host_peers: tuple[int, ...] = (0,)
+    """Peers of the same `dp_rank` that came from the same host, rising: the first fetches packs and
+    hands them on to the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +174,7 @@ class GetSteps:
     """Seconds that the trainer waited since the last report."""
     failed: tuple[str, ...] = ()
     """Endpoints that did not answer."""
+    peer: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +195,7 @@ class Progress:
     done_micro_step: int
     waited_s: float
     closing: bool = False
+    peer: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +239,8 @@ class Assignment:
     isolated: bool = False
     """True: its pictures are decoded in a process of their own, because a worker that had the pack
     ended without a word."""
+    takers: int = 1
+    """So many peers will fetch it, one a host: it is kept until they have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,6 +367,7 @@ class StreamPack:
     dp_rank: int
     wait_s: float
     """How long the worker may take to build it before it answers DeadlineExceeded."""
+    peer: int = 0
 
 
 # ---- methods ------------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ from dataservice.wire.layout import (
     HEADER_PREFIX,
     MAX_FRAME_BYTES,
     MAX_PACK_BYTES,
+    Allocate,
     aligned,
+    fresh,
     inflate,
     read_header,
     views_of,
@@ -26,9 +28,10 @@ from dataservice.wire.layout import (
 
 
 def read_pack(
-    segment: npt.NDArray[np.uint8], *, max_bytes: int = MAX_PACK_BYTES
+    segment: npt.NDArray[np.uint8], *, max_bytes: int = MAX_PACK_BYTES, allocate: Allocate = fresh
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """(arrays, meta) of `segment`, uint8 of exactly the pack's bytes; as PackDecoder.result."""
+    """(arrays, meta) of `segment`, uint8 of exactly the pack's bytes; as PackDecoder.result, in
+    memory of `allocate`."""
     head = _head(segment)
     checked = read_header(memoryview(head), max_bytes)
     entries, layout = checked.header.arrays, checked.layout
@@ -38,7 +41,7 @@ def read_pack(
         end = starts[-1] + entry.stored_bytes
     if end != len(segment):
         raise WireError(f"pack: {len(segment)} bytes, its header says {end}")
-    buffer = np.empty(layout.total, np.uint8)
+    buffer = allocate(layout.total)
     for entry, start, offset, size in zip(
         entries, starts, layout.offsets, layout.sizes, strict=True
     ):

@@ -33,6 +33,7 @@ from dataservice.wire.messages import (
     RegisterWorker,
     ReportHoles,
     StepCells,
+    StepSettings,
     Work,
 )
 from dataservice.wire.schema import encode
@@ -90,11 +91,13 @@ class FakePlanner:
         self.asked.append(request)
         cursor = request.cursor
         count = request.dp_size * request.micro_steps
+        settings = StepSettings(pack_length=8, num_packs=(1,) * request.micro_steps)
         ids = tuple(f"{cursor.step}.{i}" for i in range(count))
         return PlannedStep(
             end=False,
             next_cursor=cursor_at(cursor.step + 1, cursor.next_pack[0] + count, cursor.lane_homes),
-            pack_length=8,
+            settings=settings,
+            next_step=settings,
             number=int64([cursor.next_pack[0] + i for i in range(count)]),
             pack_ids=ids,
             specs=tuple(encode(_spec(pack_id)) for pack_id in ids),
@@ -190,8 +193,11 @@ class Bench:
                 micro_steps=more.get("micro_steps", 1),
                 packs_per_cell=1,
                 state=more.get("state"),
-                host="h",
+                host=more.get("host", "h"),
                 wait_s=wait_s,
+                peer=more.get("peer", 0),
+                peers=more.get("peers", 1),
+                pid=more.get("pid", 1),
             )
         )
 
@@ -202,7 +208,9 @@ class Bench:
         await self.one(session, 0, done=0)
         return session
 
-    async def steps(self, session: int, first: int, done: int, rank: int = 0) -> Any:
+    async def steps(
+        self, session: int, first: int, done: int, rank: int = 0, *, peer: int = 0
+    ) -> Any:
         return await self.coordinator.get_steps(
             GetSteps(
                 session=session,
@@ -212,6 +220,7 @@ class Bench:
                 done_step=done,
                 done_micro_step=0,
                 wait_s=1.0,
+                peer=peer,
             )
         )
 

@@ -10,7 +10,14 @@ from dataservice.errors import ServiceUnavailable
 
 
 def job(
-    pack_id: str, step: int, rank: int, *, session: int = 1, size: int = 100, patches: int = 4
+    pack_id: str,
+    step: int,
+    rank: int,
+    *,
+    session: int = 1,
+    size: int = 100,
+    patches: int = 4,
+    takers: int = 1,
 ) -> Job:
     spec = PackSpec(
         pack_id=pack_id, pack_length=8, shards=(), items=(), num_tokens=0, num_patches=patches
@@ -23,6 +30,7 @@ def job(
         holes={},
         storage_holes=False,
         size_bytes=size,
+        takers=takers,
     )
 
 
@@ -204,3 +212,40 @@ def test_a_builder_that_found_no_room_gets_a_pack_that_is_asked_for() -> None:
     builds.want("b")
     thread.join(5)
     assert [taken.pack_id for taken in found if taken is not None] == ["b"]
+
+
+def test_a_pack_is_kept_until_every_host_has_it() -> None:
+    builds = queue(bound=250)
+    for step in range(4):
+        builds.add(job(f"p{step}", step, 0, takers=2))
+    assert [build(builds), build(builds)] == ["p0", "p1"]
+    for _ in range(2):  # again, as after a retry: it is the same peer
+        builds.served("p0", peer=0)
+        builds.served("p1", peer=0)
+    assert builds.pack_of("p0") is not None and builds.pack_of("p1") is not None
+    builds.served("p0", peer=3)
+    assert [build(builds)] == ["p2"]
+    assert builds.pack_of("p0") is None  # everybody has it: it gave its room
+    assert builds.pack_of("p1") is not None
+    assert taken_or_blocked(builds) is None  # p1 waits for the slow host
+
+
+def test_a_host_that_runs_ahead_grows_no_memory() -> None:
+    builds = queue(bound=250)
+    for step in range(6):
+        builds.add(job(f"p{step}", step, 0, takers=2))
+    for step in range(6):
+        builds.want(f"p{step}")
+        assert build(builds) == f"p{step}"
+        builds.served(f"p{step}", peer=0)
+        builds.unwant(f"p{step}")
+        assert builds.figures()[0] <= 250
+    assert builds.pack_of("p0") is not None and not builds.knows("p5")
+    builds.add(job("p5", 5, 0, takers=2))
+    builds.want("p5")
+    assert build(builds) == "p5"
+    builds.served("p5", peer=1)
+    builds.served("p0", peer=1)
+    builds.forget_before(6)
+    assert builds.figures() == (0, 0, 0)
+    assert not builds._taken_by

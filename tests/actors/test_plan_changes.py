@@ -58,13 +58,37 @@ def planned_packs(plan: Plan, first: int, stop: int) -> dict[int, list[str]]:
     return steps
 
 
+class Announced:
+    """What batches said of their own step, and of the step behind it, as if it had come."""
+
+    def __init__(self) -> None:
+        self.own: dict[int, dict[str, Any]] = {}
+        self.next: dict[int, dict[str, Any] | None] = {}
+
+    def note(self, batch: Any) -> None:
+        meta = batch.meta
+        own = self.own.setdefault(batch.step, {"num_packs": [0] * GRID.micro_steps})
+        own |= {name: meta[name] for name in ("pack_length", "max_pixels")}
+        own["num_packs"][batch.micro_step] = meta["num_packs"]
+        assert meta["num_packs"] * meta["pack_length"] == len(batch["input_ids"])
+        assert self.next.setdefault(batch.step + 1, meta["next_step"]) == meta["next_step"]
+
+    def check(self, *, to_the_end: bool) -> None:
+        first, *later = sorted(self.own)
+        assert later == list(range(first + 1, first + 1 + len(later)))
+        assert [self.next[step] for step in later] == [self.own[step] for step in later]
+        assert (self.next[later[-1] + 1] is None) == to_the_end
+
+
 def test_phases_change_pack_length_and_pictures(base: Config, tmp_path: Path) -> None:
     phases = (Phase(windows=2, pack_length=1024, max_pixels=28 * 28 * 16), Phase())
     config = planned_by(base, tmp_path, phases=phases)
     plan = plan_of(config)
     lengths: dict[int, set[int]] = {}
+    announced = Announced()
 
     def note(batch: Any) -> None:
+        announced.note(batch)
         lengths.setdefault(batch.step, set()).add(len(batch["input_ids"]))
         tokens = (batch["image_grid_thw"].prod(dim=1) // 4).tolist()
         if len(batch["input_ids"]) == 1024:
@@ -72,6 +96,9 @@ def test_phases_change_pack_length_and_pictures(base: Config, tmp_path: Path) ->
 
     readers = read(config, None, on_batch=note)
     assert readers.packs_of_step() == planned_packs(plan, 0, len(lengths))
+    announced.check(to_the_end=True)
+    limits = {own["pack_length"]: own["max_pixels"] for own in announced.own.values()}
+    assert limits == {1024: 28 * 28 * 16, 2048: 50176}
     order = [lengths[step] for step in sorted(lengths)]
     change = order.index({2048})
     assert 0 < change < len(order)
@@ -84,12 +111,16 @@ def test_segregated_kinds_come_in_micro_steps_of_their_own(base: Config, tmp_pat
     )
     config = planned_by(base, tmp_path, segregate=segregate, sources=EVEN, epochs=None)
     seen: list[tuple[int, int, bool]] = []
+    announced = Announced()
 
     def note(batch: Any) -> None:
+        announced.note(batch)
         has_images = len(batch["image_grid_thw"]) > 0
         seen.append((batch.micro_step, len(batch["input_ids"]), has_images))
 
     readers = read(config, 3, on_batch=note)
+    announced.check(to_the_end=False)
+    assert announced.own[0]["num_packs"] == [2, 1, 1, 1]
     assert {(m, n) for m, n, _ in seen} == {(0, 4096), (1, 2048), (2, 2048), (3, 2048)}
     assert all(has_images == (micro_step > 0) for micro_step, _, has_images in seen)
     assert readers.packs_of_step() == planned_packs(plan_of(config), 0, 3)

@@ -8,7 +8,7 @@ from dataservice.core.settings import Grid
 from dataservice.wire.messages import CursorState
 
 GRID = Grid(dp_size=2, micro_steps=4)
-HOSTS = {0: "a", 1: "b"}
+HOSTS = {0: ("a",), 1: ("b",)}
 HOLE = Hole(
     key="s/a.jsonl@1#0",
     reason="truncated",

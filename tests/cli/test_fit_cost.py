@@ -127,6 +127,23 @@ def test_json_has_the_file_and_a_dropped_term(tmp_path: Path, capsys: Capture) -
     assert "patches_squared is the same in all rows" in capsys.readouterr().out
 
 
+def test_the_vision_part_is_fitted_apart_where_every_row_has_its_time(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    made = [
+        row | {"vision_ms": (A_NS * row["patches"] + B_NS * row["patches_squared"]) / 1e6}
+        for row in rows(noise=0)
+    ]
+    assert found(capsys, jsonl(tmp_path / "all.jsonl", made))["apart"] is True
+    assert run("fit-cost", csv(tmp_path / "all.csv", made)) == 0
+    assert "the vision part was fitted to its own time" in capsys.readouterr().out
+    del made[7]["vision_ms"]
+    assert found(capsys, jsonl(tmp_path / "most.jsonl", made))["apart"] is False
+    made[7]["vision_ms"] = -1
+    assert run("fit-cost", jsonl(tmp_path / "wrong.jsonl", made)) == 2
+    assert "wrong.jsonl:8: vision_ms: -1 should be a number" in capsys.readouterr().err
+
+
 # ---- what it refuses -----------------------------------------------------------------------------
 
 

@@ -63,6 +63,7 @@ def test_dtypes_and_shapes() -> None:
         "position_ids": (torch.int64, (tokens,)),
         "doc_ids": (torch.int32, (tokens,)),
         "cu_seqlens": (torch.int32, (len(batch["cu_seqlens"]),)),
+        "doc_lengths": (torch.int32, (len(batch["cu_seqlens"]) - 1,)),
         "pixel_values": (torch.uint8, (patches, 3 * FAKE_INFO.patch**2)),
         "image_grid_thw": (torch.int64, (images, 3)),
         "image_doc_ids": (torch.int32, (images,)),
@@ -76,7 +77,14 @@ def test_two_packs_are_one_after_the_other() -> None:
     first, second = synthetic_packs(2, image_share=1.0)
     both, one, two = build(first, second), build(first), build(second)
     length, segments = FAKE_INFO.pack_length, len(one["cu_seqlens"]) - 1
-    for name in ("input_ids", "labels", "position_ids", "pixel_values", "image_grid_thw"):
+    for name in (
+        "input_ids",
+        "labels",
+        "position_ids",
+        "doc_lengths",
+        "pixel_values",
+        "image_grid_thw",
+    ):
         assert torch.equal(both[name], torch.cat([one[name], two[name]])), name
     assert torch.equal(
         both["cu_seqlens"], torch.cat([one["cu_seqlens"], two["cu_seqlens"][1:] + length])
@@ -112,9 +120,64 @@ def test_tiles_of_each_image() -> None:
         check_pack(short, packs[0].meta, pack_length=TILES.pack_length, vision=vision)
 
 
+@pytest.mark.parametrize("packs_per_cell", [1, 3])
+def test_filler_behind_aligned_documents(packs_per_cell: int) -> None:
+    info = dataclasses.replace(FAKE_INFO, pack_length=96, align=8)
+    packs = synthetic_packs(packs_per_cell, seed=5, image_share=1.0, info=info)
+    for pack in packs:
+        check_pack(pack.arrays, pack.meta, pack_length=96, vision=VISION, align=8)
+    batch = build(*packs)
+    sizes = batch["cu_seqlens"].diff()
+    assert (batch["cu_seqlens"] % 8 == 0).all()
+    assert (sizes > batch["doc_lengths"]).any()
+    assert (sizes - batch["doc_lengths"]).max() < 8
+    assert batch["doc_lengths"].dtype == torch.int32
+    filler = batch["position_ids"] >= batch["doc_lengths"].repeat_interleave(sizes)
+    assert set(batch["doc_ids"][filler].tolist()) == {-1}
+    assert set(batch["labels"][filler].tolist()) == {-100}
+    assert set(batch["input_ids"][filler].tolist()) == {FAKE_INFO.pad_token}
+    inside = torch.cat([torch.arange(size) for size in sizes.tolist()])
+    assert torch.equal(batch["position_ids"], inside)
+    documents = sum(pack.meta["num_docs"] for pack in packs)
+    assert len(set(batch["doc_ids"][~filler].tolist()) - {-1}) == documents
+
+
+def _not_where_the_session_aligns(arrays: dict[str, Any]) -> None:
+    arrays["cu_seqlens"][1] += 1
+
+
+def _label_in_the_filler(arrays: dict[str, Any]) -> None:
+    segment = int(np.flatnonzero(np.diff(arrays["cu_seqlens"]) > arrays["doc_lengths"])[0])
+    arrays["labels"][arrays["cu_seqlens"][segment + 1] - 1] = 7
+
+
+def _filler_of_a_whole_unit(arrays: dict[str, Any]) -> None:
+    arrays["doc_lengths"][-1] -= 8
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_not_where_the_session_aligns, "not multiples of 8|do not fill"),
+        (_label_in_the_filler, "filler behind a document has labels"),
+        (_filler_of_a_whole_unit, "do not fill their segments, aligned to 8"),
+    ],
+)
+def test_an_aligned_pack_that_does_not_fit_together_is_refused(damage: Any, words: str) -> None:
+    info = dataclasses.replace(FAKE_INFO, pack_length=96, align=8)
+    pack = synthetic_packs(1, seed=5, image_share=1.0, info=info)[0]
+    limits = {"pack_length": 96, "vision": VISION, "align": 8}
+    arrays, meta = dict(pack.arrays), pack.meta | {"pack_id": "0.0.7"}
+    check_pack(arrays, meta, **limits)
+    damage(arrays)
+    with pytest.raises(WireError, match=words):
+        check_pack(arrays, meta, **limits)
+
+
 def test_a_padding_pack_is_one_segment_without_a_document() -> None:
     batch = build(padding_pack())
     assert batch["cu_seqlens"].tolist() == [0, FAKE_INFO.pack_length]
+    assert batch["doc_lengths"].tolist() == [FAKE_INFO.pack_length]
     assert set(batch["doc_ids"].tolist()) == {-1}
     assert set(batch["labels"].tolist()) == {-100}
     assert batch["pixel_values"].shape == (0, 3 * FAKE_INFO.patch**2)
@@ -153,6 +216,18 @@ def _empty_segment(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
     arrays["cu_seqlens"][1] = 0
 
 
+def _segment_without_length(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    arrays["doc_lengths"] = arrays["doc_lengths"][:-1]
+
+
+def _filler_where_nothing_is_aligned(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    arrays["doc_lengths"][0] -= 1
+
+
+def _longer_than_its_segment(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    arrays["doc_lengths"][0] += 1
+
+
 def _fewer_docs(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
     meta["num_docs"] -= 1
 
@@ -177,6 +252,9 @@ def _image_in_the_padding(arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         _too_long,
         _gap,
         _empty_segment,
+        _segment_without_length,
+        _filler_where_nothing_is_aligned,
+        _longer_than_its_segment,
         _fewer_docs,
         _fewer_patches,
         _lost_image,

@@ -76,6 +76,7 @@ def test_padding_and_text_cost_no_patches_and_padding_nothing() -> None:
 def test_large_terms_do_not_overflow() -> None:
     batch = build([padding_pack()])
     batch["cu_seqlens"] = batch["cu_seqlens"].new_tensor([0, 2_000_000])
+    batch["doc_lengths"] = batch["doc_lengths"].new_tensor([2_000_000])
     batch["doc_ids"] = batch["doc_ids"].new_zeros(2_000_000)
     batch["image_grid_thw"] = batch["image_grid_thw"].new_tensor([[4, 1000, 1000]])
     assert cost_terms(batch) == {

@@ -171,26 +171,33 @@ def test_closing_ends_a_stream_that_waits(service: FakeService, paths: LocalPath
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
-def test_a_second_thread_goes_over_grpc_meanwhile(service: FakeService, paths: LocalPaths) -> None:
+def test_threads_that_fetch_meanwhile_have_a_connection_of_their_own_then_grpc(
+    service: FakeService, paths: LocalPaths
+) -> None:
     (endpoint,) = service.workers
     link = WorkerLink(endpoint, local=True)
-    paths.blocked.add("0.0.0")
+    paths.blocked |= {"0.0.0", "0.0.1"}
     ended: list[BaseException] = []
 
-    def wait() -> None:
+    def wait(pack_id: str) -> None:
         try:
-            link.fetch(request("0.0.0"), timeout_s=30.0)
+            link.fetch(request(pack_id), timeout_s=30.0)
         except BaseException as error:
             ended.append(error)
 
-    first = threading.Thread(target=wait)
-    first.start()
-    wait_until(lambda: paths.asked == ["0.0.0"])
-    _, local = link.fetch(request("0.0.1"), timeout_s=30.0)
+    threads = [threading.Thread(target=wait, args=(name,)) for name in ("0.0.0", "0.0.1")]
+    for number, thread in enumerate(threads, 1):
+        if number == 2:
+            _, local = link.fetch(request("0.0.2"), timeout_s=30.0)
+            assert local
+        thread.start()
+        wait_until(lambda number=number: len(paths.blocked & set(paths.asked)) == number)
+    _, local = link.fetch(request("0.0.3"), timeout_s=30.0)
     assert not local
     link.close()
-    first.join(timeout=30)
-    assert [type(error) for error in ended] == [ServiceUnavailable]
+    for thread in threads:
+        thread.join(timeout=30)
+    assert [type(error) for error in ended] == [ServiceUnavailable] * 2
     with pytest.raises(ServiceUnavailable, match="closed"):
         link.fetch(request("0.0.1"), timeout_s=30.0)
 

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader, IterableDataset
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
-from trainer_client import MicroBatch, PackStream, ParallelLayout
+from trainer_client import MicroBatch, PackStream, ParallelLayout, normalize
+from trainer_client.depth import LEAST_BYTES, MEMORY_SHARE
 from trainer_client.testing import (
+    FAKE_INFO,
     FakeService,
     assert_resume_identical,
     assert_same_batches,
@@ -112,6 +115,30 @@ def test_tensors_and_meta_are_those_of_the_pack(service: FakeService) -> None:
         without = 2 - len(cells) + sum(pack.num_images == 0 for pack in cells)
         assert batch.meta["ranks_without_images"] == without
     assert json.loads(json.dumps(ranks[0][0].meta)) == ranks[0][0].meta
+
+
+def test_settings_of_the_next_step_come_with_each_batch(service: FakeService) -> None:
+    (batches,) = read_ranks(service, dp_size=1, micro_steps=3, packs_per_cell=2)
+    own = {"pack_length": 64, "max_pixels": batches[0].meta["max_pixels"]}
+    sides = [
+        side for pack in PACKS for side in pack.arrays["image_grid_thw"].max(axis=1, initial=0)
+    ]
+    assert max(sides) * 2 <= own["max_pixels"] <= max(sides) ** 2 * 4
+    for batch in batches:
+        assert len(batch["input_ids"]) == batch.meta["num_packs"] * batch.meta["pack_length"]
+        assert own | {"num_packs": 2} == {name: batch.meta[name] for name in (*own, "num_packs")}
+        last = batch.step == batches[-1].step
+        assert batch.meta["next_step"] == (None if last else own | {"num_packs": [2, 2, 2]})
+
+
+def test_settings_of_tiles_are_in_tiles() -> None:
+    info = replace(FAKE_INFO, pack_length=256, tile=4, thumbnail=True, tile_tokens=3)
+    packs = synthetic_packs(3, image_share=1.0, info=info)
+    with FakeService(packs, info=info) as service, stream_of(service) as stream:
+        meta = next(stream).meta
+    most = max(pack.arrays["image_grid_thw"].prod(axis=1).max() for pack in packs)
+    assert meta["max_tiles"] == meta["next_step"]["max_tiles"] == most
+    assert "max_pixels" not in meta
 
 
 def test_peers_of_a_rank_get_the_same(service: FakeService) -> None:
@@ -318,6 +345,12 @@ def test_progress_and_waiting_are_reported() -> None:
         batches = list(stream)
         waited_s = sum(batch.meta["waited_s"] for batch in batches)
         assert waited_s > 0
+        for first, last in zip(batches[::2], batches[1::2], strict=True):
+            assert first.meta["step_waited_s"] == first.meta["waited_s"]
+            of_step = first.meta["waited_s"] + last.meta["waited_s"]
+            assert last.meta["step_waited_s"] == pytest.approx(of_step)
+        assert stream.stats().steps == 11
+        assert stream.stats().step_waited_s == pytest.approx(of_step)
         assert stream.stats().waited_s == pytest.approx(waited_s)
         assert stream.stats().batches == 22
         stream.close()
@@ -347,6 +380,65 @@ def test_a_slow_rank_holds_the_others_back_only_beyond_the_window() -> None:
             assert next(fast).step == 3
 
 
+def test_without_prefetch_nothing_is_fetched_before_it_is_asked_for(service: FakeService) -> None:
+    with stream_of(service, prefetch_packs=0, packs_per_cell=2) as stream:
+        stream.open()
+        for taken in range(4):
+            assert reaches_and_keeps(lambda: len(service.requests), 2 * taken)
+            next(stream)
+        assert pack_numbers([list(stream)])[-1] == 21
+        assert stream.stats().peak_held_packs == 2
+
+
+def test_depth_grows_where_the_trainer_waits_for_what_did_not_fit(service: FakeService) -> None:
+    with stream_of(service) as stream:
+        stream.open()
+        start = stream.stats().prefetch_packs
+        wait_until(lambda: stream.stats().held_packs == start)
+        service.frame_delay_s = 0.05
+        for _ in range(start + 2):
+            next(stream)
+        assert stream.stats().prefetch_packs == 2 * start
+    with stream_of(service, prefetch_packs=start) as fixed:
+        list(fixed)
+        assert fixed.stats().prefetch_packs == start
+
+
+def test_depth_shrinks_where_memory_is_scarce(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trainer_client.prefetch.free_bytes", lambda: LEAST_BYTES * MEMORY_SHARE * 2
+    )
+    with stream_of(service) as stream:
+        list(stream)
+        assert 2 * LEAST_BYTES <= stream.stats().prefetch_bytes < 3 * LEAST_BYTES
+    with stream_of(service, prefetch_bytes=1 << 30) as fixed:
+        list(fixed)
+        assert fixed.stats().prefetch_bytes == 1 << 30
+
+
+# ---- pixels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stream_normalises(service: FakeService, dtype: torch.dtype) -> None:
+    with stream_of(service) as stream:
+        plain = list(stream)
+    with stream_of(service, normalize=dtype, prefetch_packs=3) as stream:
+        normalised = list(stream)
+        packs = [pack.size_bytes for pack in PACKS]
+        assert stream.stats().peak_held_bytes > sum(sorted(packs)[-3:])
+        assert stream.stats().held_bytes == 0
+    for raw, batch in zip(plain, normalised, strict=True):
+        assert batch["pixel_values"].dtype == dtype
+        assert torch.equal(batch["pixel_values"], normalize(raw, dtype))
+        assert normalize(batch, dtype) is batch["pixel_values"]
+        assert torch.equal(batch["image_grid_thw"], raw["image_grid_thw"])
+    with pytest.raises(ConfigError, match=r"normalised to .* already, and torch\.float64"):
+        normalize(normalised[0], torch.float64)
+
+
 # ---- settings -----------------------------------------------------------------------------------
 
 
@@ -354,7 +446,11 @@ def test_a_slow_rank_holds_the_others_back_only_beyond_the_window() -> None:
     ("changes", "text"),
     [
         ({"micro_steps": 0}, "micro_steps is 0"),
-        ({"prefetch_packs": 0}, "prefetch_packs is 0"),
+        ({"prefetch_packs": -1}, "prefetch_packs is -1, must be at least 0"),
+        ({"prefetch_bytes": 0}, "prefetch_bytes is 0"),
+        ({"device_bytes": 0}, "device_bytes is 0"),
+        ({"normalize": torch.int8}, "normalize is torch.int8"),
+        ({"metrics_file": "/no/such/folder/file.prom"}, "metrics_file is .*no folder"),
         ({"layout": ParallelLayout.data_parallel(0, 2)}, "run_id is not given"),
         ({"device": "cuda:99"}, "cuda"),
     ],
@@ -373,11 +469,13 @@ def test_the_run_id_comes_from_rank_0(tmp_path: Any) -> None:
     )
     try:
         streams = [
+            PackStream("127.0.0.1:1", job="j", layout=ParallelLayout(), micro_steps=1)
+            for _ in range(2)
+        ]
+        with pytest.raises(ConfigError, match="rank 0 in a job of 4, this process is rank 0 of 1"):
             PackStream(
                 "127.0.0.1:1", job="j", layout=ParallelLayout.data_parallel(0, 4), micro_steps=1
             )
-            for _ in range(2)
-        ]
     finally:
         dist.destroy_process_group()
     run_ids = [stream._request.run_id for stream in streams]

@@ -32,6 +32,8 @@ class SyntheticSource:
     salt: int = 0
     markup: int = 0
     """Text tokens of each image's start and end; above 0 images stand in the text."""
+    docs: int = 1
+    """Most documents of a sample."""
 
 
 def hashed(values: NDArray[np.int64], salt: int) -> NDArray[np.uint64]:
@@ -80,7 +82,15 @@ class SyntheticIndex:
         counts = [np.zeros(1, dtype=np.int64), *(np.diff(part.image_offsets) for part in parts)]
         columns = {
             name: np.concatenate([counts[0][:0], *(getattr(part, name) for part in parts)])
-            for name in ("text_tokens", "loss_tokens", "width", "height", "text_before", "markup")
+            for name in (
+                "text_tokens",
+                "loss_tokens",
+                "width",
+                "height",
+                "text_before",
+                "markup",
+                "num_docs",
+            )
         }
         return SampleColumns(image_offsets=np.cumsum(np.concatenate(counts)), **columns)
 
@@ -104,6 +114,7 @@ class SyntheticIndex:
             height=_SIDES[_bits(sizes, 16, len(_SIDES))],
             text_before=(before + of.markup * place) * (of.markup > 0),
             markup=np.full(len(place), of.markup, dtype=np.int64),
+            num_docs=1 + _bits(bits, 40, of.docs),
         )
 
     def rows_of_kind(

@@ -272,3 +272,50 @@ def test_sparse_images_are_a_relation() -> None:
 def test_arrays_of_different_length_are_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         fit(np.ones(300), np.ones(300), np.ones(299), np.ones(300))
+
+
+# ---- the vision part by itself -------------------------------------------------------------------
+
+
+def parts(vision_share: float, seed: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """(terms, seconds, vision seconds, true coefficients), either part 3% off."""
+    terms = TERMS_4000[seed][:500]
+    vision = terms[:, :2] @ TRUTH[:2]
+    language = terms[:, 2:] @ TRUTH[2:]
+    larger = vision.mean() * (1 - vision_share) / vision_share / language.mean()
+    rng = np.random.Generator(np.random.Philox(seed))
+    vision *= 1 + 0.03 * rng.standard_normal(len(terms))
+    language *= larger * (1 + 0.03 * rng.standard_normal(len(terms)))
+    return terms, vision + language, vision, np.array([*TRUTH[:2], *(larger * TRUTH[2:])])
+
+
+def test_a_small_vision_part_is_found_by_its_own_time() -> None:
+    off: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(4):
+        terms, times, vision, truth = parts(0.05, seed)
+        for apart in off:
+            found = fit(*terms.T[:3], times, vision if apart else None)
+            assert found.apart == apart
+            off[apart].append(np.abs(coefficients(found)[:3] / truth[:3] - 1).max())
+            assert found.error_median < 0.03
+    assert np.median(off[True]) < 0.03 < np.median(off[False])
+
+
+def test_rows_without_images_may_have_a_blank_one() -> None:
+    terms, times, vision, truth = parts(0.3, 0)
+    blank = 0.01 * np.median(times) * (terms[:, 0] == 0)
+    assert blank.any()
+    found = fit(*terms.T[:3], times + blank, vision + blank)
+    assert coefficients(found)[:3] == pytest.approx(truth[:3], rel=0.03)
+
+
+def test_a_vision_part_that_cannot_be_is_refused() -> None:
+    terms, times, vision, _ = parts(0.3, 0)
+    with pytest.raises(ConfigError, match=r"row 0: vision_seconds: .* below the whole time"):
+        fit(*terms.T[:3], times, times * 1000)
+    with pytest.raises(ConfigError, match=r"vision_seconds: 0 should be above 0"):
+        fit(*terms.T[:3], times, vision * 0)
+    few = terms.copy()
+    few[60:, :2] = 0
+    with pytest.raises(ConfigError, match=r"\d+ rows with images are too few .* at least 100"):
+        fit(*few.T[:3], times, vision)

@@ -72,7 +72,14 @@ def length_of(sample: Sample, max_pixels: int) -> int:
 
 
 def fit(given: list[Sample], policy: Oversize, pack_length: int) -> Fitted:
-    return fit_samples(columns_of(given), rules=RULES, pack_length=pack_length, policy=policy)
+    return fit_columns(columns_of(given), RULES, policy, pack_length)
+
+
+def fit_columns(
+    columns: SampleColumns, rules: VisionRules, policy: Oversize, pack_length: int
+) -> Fitted:
+    room = np.full(len(columns.text_tokens), pack_length, dtype=np.int64)
+    return fit_samples(columns, rules=rules, room=room, policy=policy)
 
 
 @settings(deadline=None, max_examples=40)
@@ -134,7 +141,7 @@ def test_without_places_images_stand_first() -> None:
     sample: Sample = ([0, 0, 50], [(280, 280), (280, 280)], 0)
     columns = columns_of([sample], images_first=True)
     cut = {
-        length: fit_samples(columns, rules=RULES, pack_length=length, policy="truncate")
+        length: fit_columns(columns, RULES, "truncate", length)
         for length in (99, 100, 150, 200, 249)
     }
     assert [(int(f.stop[0]), int(f.kept_images[0])) for f in cut.values()] == [
@@ -156,7 +163,7 @@ def test_max_pixels_below_one_image_token() -> None:
     """Nothing is left to shrink: the sample is dropped, not looked for for ever."""
     rules = VisionRules(min_pixels=1, max_pixels=400)
     columns = columns_of([([9, 9], [(280, 280)], 0)])
-    fitted = fit_samples(columns, rules=rules, pack_length=10, policy="shrink")
+    fitted = fit_columns(columns, rules, "shrink", 10)
     assert fitted.stop.tolist() == [0]
 
 
@@ -302,7 +309,7 @@ def test_shrink_takes_tiles_away(given: list[Sample], pack_length: int) -> None:
         return sum(parts) + sum(7 * tiles_of(size, most) + markup for size in sizes)
 
     long = [sample for sample in given if length(sample, 9) > pack_length]
-    fitted = fit_samples(columns_of(long), rules=TILES, pack_length=pack_length, policy="shrink")
+    fitted = fit_columns(columns_of(long), TILES, "shrink", pack_length)
     for i, sample in enumerate(long):
         stop, most = int(fitted.stop[i]), int(fitted.image_limit[i])
         if stop == 0:
@@ -319,7 +326,7 @@ def test_shrink_takes_tiles_away(given: list[Sample], pack_length: int) -> None:
 @settings(deadline=None, max_examples=30)
 @given(given=st.lists(samples(), min_size=1, max_size=5), pack_length=st.integers(1, 400))
 def test_truncate_keeps_whole_images_of_tiles(given: list[Sample], pack_length: int) -> None:
-    fitted = fit_samples(columns_of(given), rules=TILES, pack_length=pack_length, policy="truncate")
+    fitted = fit_columns(columns_of(given), TILES, "truncate", pack_length)
     for i, (_, sizes, _) in enumerate(given):
         tiles = [tiles_of(size, 9) for size in sizes]
         kept = int(fitted.kept_images[i])

@@ -58,6 +58,17 @@ def named_items(plan: Plan, index: SyntheticIndex, window: WindowPlan) -> list[t
     ]
 
 
+@pytest.mark.parametrize("remainder", ["pad", "drop"])
+def test_the_phase_of_a_step_is_known_without_placing_it(remainder: str) -> None:
+    phases = (Phase(windows=1), Phase(windows=2, pack_length=1024), Phase(windows=1), Phase())
+    plan = phased(*phases, finite=True, remainder=remainder)
+    steps = list(steps_of(plan, GRID))
+    behind = [plan.phase_of_step(step.next_cursor, GRID) for step in steps]
+    assert behind == [*(step.phase for step in steps[1:]), None]
+    assert set(behind) == {0, 1, 2, 3, None}
+    assert plan.phase_of_step(plan.start(), GRID) == 0
+
+
 # ---- what a phase is ----------------------------------------------------------------------------
 
 

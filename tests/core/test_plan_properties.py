@@ -9,8 +9,11 @@ from typing import Any, get_args
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from support.uncompiled import printed_by
 
+from dataservice.core.alignment import padded
+from dataservice.core.cost import sum_groups
 from dataservice.core.plan import Plan
 from dataservice.core.settings import (
     Grid,
@@ -28,7 +31,7 @@ from tests.core.synthetic import SyntheticIndex, SyntheticSource
 
 INDEX = SyntheticIndex(
     [
-        SyntheticSource(name="text", num_samples=70, num_shards=3),
+        SyntheticSource(name="text", num_samples=70, num_shards=3, docs=3),
         SyntheticSource(name="caption", num_samples=50, num_shards=2, kind="caption", salt=1),
         SyntheticSource(name="mixed", num_samples=33, num_shards=2, kind="mixed", salt=2, markup=2),
         SyntheticSource(name="empty", num_samples=3, num_shards=1, scale=0, salt=3),
@@ -66,6 +69,7 @@ def finite_settings(draw: st.DrawFn) -> PlanSettings:
         ),
         seed=draw(st.integers(0, 5)),
         pack_length=draw(st.sampled_from([700, 1500, 4000])),
+        align=draw(st.sampled_from([1, 1, 4, 50])),
         packer=draw(st.sampled_from(get_args(Packer))),
         open_bins=draw(st.integers(1, 4)),
         image_cap=image_cap,
@@ -130,13 +134,24 @@ def test_windows_hold_every_sample_once(given: PlanSettings) -> None:
         assert sum(found) + int(out[number]) == each * size
 
 
+def places_of(window: WindowPlan) -> NDArray[np.int64]:
+    """[packs]: tokens, and the filler that their documents may need at most."""
+    docs = [
+        INDEX.columns(source, row[None]).documents[0]
+        for source, row in zip(window.source.tolist(), window.row, strict=True)
+    ]
+    places = padded(window.stop - window.start, np.array(docs, dtype=np.int64), window.align)
+    return sum_groups(places, window.item_offsets)
+
+
 @settings(deadline=None, max_examples=40)
 @given(given=finite_settings())
 def test_caps_are_kept(given: PlanSettings) -> None:
     """But for a single sample that is above one, which is counted."""
     plan = Plan(given, INDEX)
     for window in windows_of(plan):
-        assert (window.tokens <= window.pack_length).all()
+        assert window.align == given.align
+        assert (places_of(window) <= window.pack_length).all()
         assert (window.tokens > 0).all()
         over = np.zeros(window.num_packs, dtype=bool)
         for cap, values in (

@@ -63,6 +63,21 @@ def of_kinds(plan: Plan, step: StepPlan) -> list[Any]:
     return [place < sizes[0], place >= sizes[0]]
 
 
+@pytest.mark.parametrize("remainder", ["pad", "drop"])
+def test_the_phase_of_a_step_is_known_without_placing_it(remainder: str) -> None:
+    phases = (
+        Phase(windows=1, vision_windows=2),
+        Phase(windows=2, vision_windows=1, pack_length=1024),
+        Phase(),
+    )
+    plan = finite(shares(1, 2, 2, 1), phases=phases, remainder=remainder)
+    grid = Grid(dp_size=1, micro_steps=3)
+    steps = list(steps_of(plan, grid))
+    behind = [plan.phase_of_step(step.next_cursor, grid) for step in steps]
+    assert behind == [*(step.phase for step in steps[1:]), None]
+    assert steps[0].phase < steps[-1].phase == 2
+
+
 # ---- kinds --------------------------------------------------------------------------------------
 
 

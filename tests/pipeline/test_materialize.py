@@ -85,6 +85,7 @@ def test_layout_text_and_pixels(data, text, build, patches_of) -> None:
         "input_ids": ("int32", (spec.pack_length,)),
         "labels": ("int32", (spec.pack_length,)),
         "cu_seqlens": ("int32", (5,)),
+        "doc_lengths": ("int32", (4,)),
         "pixel_values": ("uint8", (spec.num_patches, 48)),
         "image_grid_thw": ("int32", (3, 3)),
         "image_doc_ids": ("int32", (3,)),
@@ -92,6 +93,7 @@ def test_layout_text_and_pixels(data, text, build, patches_of) -> None:
     bounds = arrays["cu_seqlens"].tolist()
     lengths = [item.total_tokens for item in spec.items]
     assert bounds == [0, *np.cumsum(lengths).tolist(), spec.pack_length]
+    assert arrays["doc_lengths"].tolist() == [*lengths, 9]
     documents = [text.decode(arrays["input_ids"][a:b]) for a, b in itertools.pairwise(bounds)]
     merged = [num_patches(i) // 4 for item in spec.items for i in item.images]
     spans = [f"<|vision_start|>{'<|image_pad|>' * n}<|vision_end|>" for n in merged]

@@ -256,6 +256,7 @@ def check_rendered(
 ) -> None:
     assert counted.text_tokens + sum(sizes) == len(rendered.ids) == len(rendered.loss)
     assert counted.loss_tokens == rendered.loss.sum()
+    assert counted.num_docs == len(rendered.starts)
     assert spans_of(counted, sizes) == spans_in(text, rendered.ids)
     assert not rendered.loss[list(rendered.starts)].any()
     assert (rendered.ids == text.image_token).sum() == sum(sizes)

@@ -259,6 +259,66 @@ def test_segments_are_bounded_together(serve_local: Any, monkeypatch: pytest.Mon
         client.close()
 
 
+def test_a_segment_far_too_large_for_what_comes_is_given_up(serve_local: Any) -> None:
+    sizes = [20 * MIB, *[MIB] * local_server.SPARE_PACKS, MIB]
+    server = serve_local(lambda asked: pixels(sizes[int(asked.pack_id)]))
+    with server.client() as client:
+        held = []
+        for number, size in enumerate(sizes):
+            assert len(fetched(client, str(number))[0]["pixel_values"]) == size
+            held.append(server.server.segment_bytes)
+    assert held[:3] == [26 * MIB] * 3
+    assert held[-1] == 2 * MIB
+    assert held.count(2 * MIB) <= 2
+
+
+def test_one_large_pack_now_and_then_keeps_its_segment(serve_local: Any) -> None:
+    server = serve_local(lambda asked: pixels(MIB * (20 if int(asked.pack_id) % 8 == 0 else 1)))
+    with server.client() as client:
+        for number in range(local_server.SPARE_PACKS * 2):
+            fetched(client, str(number))
+            assert server.server.segment_bytes == 26 * MIB
+
+
+def test_the_event_loop_goes_on_while_a_large_pack_is_copied(serve_local: Any) -> None:
+    copying, go = threading.Event(), threading.Event()
+
+    class Slow(EncodedPack):
+        def write_into(self, place: Any) -> None:
+            copying.set()
+            assert go.wait(30)
+            super().write_into(place)
+
+    large = Slow({"pixel_values": np.full(local_server.THREAD_BYTES, 7, np.uint8)}, {})
+    server = serve_local(lambda _: large)
+    got: list[Any] = []
+    with server.client() as client:
+        reader = threading.Thread(target=lambda: got.append(fetched(client)))
+        reader.start()
+        assert copying.wait(30)
+        with server.client():
+            assert server.call(lambda: server.server.connections) == 2
+        go.set()
+        reader.join(30)
+    assert (got[0][0]["pixel_values"] == 7).all()
+
+
+def test_a_copy_that_fails_leaves_no_segment_that_the_client_does_not_know(
+    serve_local: Any,
+) -> None:
+    class Breaks(EncodedPack):
+        def write_into(self, place: Any) -> None:
+            raise OSError("gone")
+
+    broken = Breaks({"pixel_values": np.zeros(MIB, np.uint8)}, {})
+    server = serve_local(lambda asked: broken if asked.pack_id == "broken" else pixels(MIB))
+    with server.client() as client:
+        with pytest.raises(DataServiceError, match="OSError"):
+            fetched(client, "broken")
+        assert server.server.segment_bytes == 0
+        assert len(fetched(client)[0]["pixel_values"]) == MIB
+
+
 def test_an_idle_segment_is_given_up_and_made_again(serve_local: Any) -> None:
     server = serve_local(lambda _: pixels(MIB))
     with server.client() as client:

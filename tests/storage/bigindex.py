@@ -113,6 +113,7 @@ def _write_shard(index_dir: str, kind: str, number: int, rows: int, archive: int
         "image_start": np.arange(rows, dtype=np.uint32) if num_images else _zeros(rows),
         "num_images": np.full(rows, num_images and 1, dtype=np.uint16),
         "layout": np.full(rows, LAYOUTS.index("llava"), dtype=np.uint8),
+        "num_docs": np.ones(rows, dtype=np.uint8),
         "by_kind": np.arange(rows, dtype=np.uint32),
     }
     sides = np.exp(random.normal(6.2, 0.5, (2, num_images))).clip(40, 4000).astype(np.uint32)

@@ -18,7 +18,14 @@ from hypothesis.extra import numpy as npst
 
 from dataservice.errors import WireError
 from dataservice.wire import codec
-from dataservice.wire.codec import ArrayEntry, PackDecoder, PackHeader, encode_pack, pack_digest
+from dataservice.wire.codec import (
+    ArrayEntry,
+    EncodedPack,
+    PackDecoder,
+    PackHeader,
+    encode_pack,
+    pack_digest,
+)
 from dataservice.wire.schema import encode, encode_plain
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -99,8 +106,8 @@ def test_what_fits_in_one_frame_is_one_frame() -> None:
 
 def test_a_header_that_leaves_no_room_is_a_frame_of_its_own() -> None:
     arrays: Arrays = {"pixel_values": np.zeros(codec.FRAME_BYTES, np.uint8)}
-    frames = encode_pack(arrays, {"a": "x" * (64 << 10)})
-    assert [len(frame) > codec.FRAME_BYTES for frame in frames] == [False, True]
+    frames = encode_pack(arrays, {"a": "x" * (codec.MAX_FRAME_BYTES - codec.FRAME_BYTES)})
+    assert [len(frame) == codec.FRAME_BYTES + 8 for frame in frames] == [False, True]
     assert_equal(decoded(frames)[0], arrays)
 
 
@@ -124,21 +131,44 @@ def test_results_are_writable_views_of_one_aligned_buffer() -> None:
     arrays["pixel_values"][0, 0] ^= 255
 
 
-def test_token_arrays_are_compressed_and_pixels_are_not() -> None:
-    arrays: Arrays = {
-        "input_ids": np.zeros(4096, np.int32),
-        "pixel_values": np.zeros((64, 48), np.uint8),
-    }
-    packed = len(b"".join(encode_pack(arrays, {})))
-    plain = len(b"".join(encode_pack(arrays, {}, compress=False)))
-    assert 64 * 48 < packed < 64 * 48 + 600
-    assert plain > 64 * 48 + 4 * 4096
-
-
-def test_what_zstandard_does_not_shrink_stays_raw() -> None:
+def test_what_shrinks_is_compressed_and_the_rest_is_not() -> None:
     random = np.random.Generator(np.random.Philox(7))
-    arrays: Arrays = {"noise": random.integers(0, 2**63, 500, dtype=np.int64).view(np.float64)}
-    assert encode_pack(arrays, {}) == encode_pack(arrays, {}, compress=False)
+    photo = random.integers(0, 256, (200, 768), np.uint8)
+    arrays: Arrays = {
+        "labels": np.full(65536, -100, np.int32),
+        "few": np.zeros(100, np.int32),
+        "pixel_values": photo,
+    }
+    pack = EncodedPack(arrays, META)
+    assert pack.shrinks
+    smaller = pack.compressed()
+    assert photo.nbytes < smaller.size_bytes < photo.nbytes + 4000
+    assert pack.size_bytes > photo.nbytes + 4 * 65536
+    result, meta = decoded(list(smaller.frames()))
+    assert_equal(result, arrays)
+    assert meta == META
+    assert b"".join(smaller.frames()) == b"".join(encode_pack(arrays, META, compress=True))
+
+
+def test_pages_are_compressed_among_photos_only_where_all_of_it_pays() -> None:
+    random = np.random.Generator(np.random.Philox(7))
+    photos = random.integers(0, 256, (3000, 768), np.uint8)
+    mostly_white = np.full((3000, 768), 255, np.uint8)
+    mostly_white[::10] = photos[::10]
+    half = photos.copy()
+    half[:1500] = 255
+    for pixels, pays in ((photos, False), (mostly_white, True), (half, False)):
+        pack = EncodedPack({"pixel_values": pixels}, {})
+        assert pack.shrinks == pays
+        assert (pack.compressed().size_bytes < pack.size_bytes) == pays
+
+
+def test_what_does_not_shrink_is_no_other_pack() -> None:
+    random = np.random.Generator(np.random.Philox(7))
+    arrays: Arrays = {"noise": random.integers(0, 2**63, 5000, dtype=np.int64).view(np.float64)}
+    pack = EncodedPack(arrays, {})
+    assert not pack.shrinks
+    assert encode_pack(arrays, {}) == list(pack.compressed().frames())
 
 
 def test_other_memory_layouts_are_canonical() -> None:

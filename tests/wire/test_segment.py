@@ -100,7 +100,7 @@ def test_any_cut_and_any_damage_of_the_header_is_a_wire_error() -> None:
 
 
 def test_damaged_compressed_data_is_a_wire_error() -> None:
-    segment = segment_of({"a": np.zeros(5000, np.int32)}, {})
+    segment = segment_of({"a": np.zeros(5000, np.int32)}, {}, compress=True)
     segment[-8:] = 255
     with pytest.raises(WireError):
         read_pack(segment)

@@ -5,14 +5,17 @@
 
 What carries over to a real trainer:
 - the loss of a micro-batch is the sum of its token losses over the step's *planned* loss tokens,
-  times the number of ranks, since DDP averages gradients: then it does not matter which rank
-  computes which pack, and the service may place them freely;
+  times the number of ranks, since DDP and FSDP average gradients: then it does not matter which
+  rank computes which pack, and the service may place them freely;
 - attention stays inside a document (`cu_seqlens`) and inside an image (`image_grid_thw`);
 - labels are unshifted, each document's first one is -100: the shift happens in the loss;
-- gradients are summed across ranks in the last micro-step only (`no_sync` before it);
-- a micro-batch without images still runs the vision tower, on one dummy patch square, times 0,
+- gradients are summed across ranks in the last micro-step only;
+- a micro-batch without images still runs the vision tower, on one blank image that no token sees,
   so that every parameter takes part on every rank;
-- a checkpoint is taken between steps and holds the stream's state beside model and optimizer.
+- a checkpoint is taken between steps, whole, and holds the stream's state beside model and
+  optimizer: it goes on with any number of ranks, under DDP or FSDP.
+
+What costs what is a switch each, see --help, and `benchmarks/train_options.py` for step times.
 """
 
 from __future__ import annotations
@@ -20,164 +23,33 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from dataservice.errors import ConfigError
-from dataservice.wire.messages import SessionOpened
-from trainer_client import MicroBatch, PackStream, ParallelLayout, normalize
+from trainer_client import MicroBatch, PackStream, ParallelLayout
+from trainer_client.examples.tiny_vlm import (
+    ModelOptions,
+    ModelSizes,
+    TinyVLM,
+    build_model,
+    shard,
+)
+from trainer_client.timing import CostTimer
 
-IGNORE = -100
+__all__ = ["ModelOptions", "ModelSizes", "TinyVLM", "build_model", "main", "train"]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSizes:
-    """Of the data (from `PackStream.open()`), and of the model."""
-
-    vocab_size: int
-    image_token: int
-    pack_length: int
-    patch: int
-    merge: int
-    temporal_patch: int
-    dim: int = 64
-    layers: int = 2
-    vision_dim: int = 32
-    vision_layers: int = 1
-    heads: int = 4
-
-    @classmethod
-    def of(cls, info: SessionOpened, **model: int) -> ModelSizes:
-        """For the packs of a stream; `model` sets the model's own sizes. ConfigError for tiles."""
-        if info.tile:
-            raise ConfigError(
-                f"this example's model reads patches, not tiles of {info.tile} pixels; set "
-                "vision.mode: patches in the service's config"
-            )
-        return cls(
-            vocab_size=info.vocab_size,
-            image_token=info.image_token,
-            pack_length=info.pack_length,
-            patch=info.patch,
-            merge=info.merge,
-            temporal_patch=info.temporal_patch,
-            **model,
-        )
-
-
-# ---- model --------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """Pre-norm transformer block; attention stays inside the given segments."""
-
-    def __init__(self, dim: int, heads: int, *, causal: bool) -> None:
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
-
-    def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
-        """x [T, dim]; `lengths` of the segments, in order, sum to T."""
-        qkv = self.qkv(self.norm1(x)).view(len(x), 3, self.heads, -1)
-        attended = [self._attend(segment) for segment in qkv.split(lengths)]
-        x = x + self.out(torch.cat(attended).view(x.shape))
-        return x + self.mlp(self.norm2(x))
-
-    def _attend(self, qkv: Tensor) -> Tensor:
-        """[n, 3, heads, width] of one segment to [n, heads, width]."""
-        query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        return attended.squeeze(0).transpose(0, 1)
-
-
-class VisionTower(nn.Module):
-    """Patches [P, F] to image embeddings [P / merge^2, dim], each image by itself."""
-
-    def __init__(self, sizes: ModelSizes) -> None:
-        super().__init__()
-        self.merge = sizes.merge
-        self.num_values = 3 * sizes.temporal_patch * sizes.patch**2
-        width = sizes.vision_dim
-        self.embed, self.place = nn.Linear(self.num_values, width), nn.Linear(2, width)
-        self.blocks = nn.ModuleList(
-            Block(width, sizes.heads, causal=False) for _ in range(sizes.vision_layers)
-        )
-        square = width * sizes.merge**2
-        self.merger = nn.Sequential(nn.LayerNorm(square), nn.Linear(square, sizes.dim))
-
-    def forward(self, patches: Tensor, grid_thw: list[list[int]]) -> Tensor:
-        places = torch.cat([self._places(height, width) for _, height, width in grid_thw])
-        x = self.embed(patches) + self.place(places.to(patches))
-        lengths = [frames * height * width for frames, height, width in grid_thw]
-        for block in self.blocks:
-            x = block(x, lengths)
-        return self.merger(x.view(len(x) // self.merge**2, -1))
-
-    def _places(self, height: int, width: int) -> Tensor:
-        """[h * w, 2]: where each patch is, in 0..1, in the order (h/m, w/m, m, m)."""
-        m = self.merge
-        rows = torch.linspace(0, 1, height, dtype=torch.float64).view(-1, 1).expand(height, width)
-        columns = torch.linspace(0, 1, width, dtype=torch.float64).expand(height, width)
-        both = torch.stack([rows, columns], dim=-1).view(height // m, m, width // m, m, 2)
-        return both.transpose(1, 2).reshape(-1, 2)
-
-
-class TinyVLM(nn.Module):
-    """A causal language model whose image tokens are replaced by image embeddings."""
-
-    def __init__(self, sizes: ModelSizes) -> None:
-        super().__init__()
-        self.sizes = sizes
-        self.vision = VisionTower(sizes)
-        self.tokens = nn.Embedding(sizes.vocab_size, sizes.dim)
-        self.positions = nn.Embedding(sizes.pack_length, sizes.dim)
-        self.blocks = nn.ModuleList(
-            Block(sizes.dim, sizes.heads, causal=True) for _ in range(sizes.layers)
-        )
-        self.norm = nn.LayerNorm(sizes.dim)
-        self.head = nn.Linear(sizes.dim, sizes.vocab_size, bias=False)
-
-    def forward(self, batch: MicroBatch) -> Tensor:
-        """Sum of the token losses of a micro-batch."""
-        ids, dtype = batch["input_ids"], self.head.weight.dtype
-        x = self.tokens(ids) + self.positions(batch["position_ids"])
-        grid = batch["image_grid_thw"].tolist()
-        if grid:
-            images = self.vision(normalize(batch, dtype), grid)
-            at = (ids == self.sizes.image_token).nonzero().squeeze(1)
-            x = x.index_copy(0, at, images)
-        else:
-            m = self.sizes.merge
-            dummy = torch.zeros(m * m, self.vision.num_values, dtype=dtype, device=x.device)
-            x = x + 0 * self.vision(dummy, [[1, m, m]]).sum()
-        lengths = batch["cu_seqlens"].diff().tolist()
-        for block in self.blocks:
-            x = block(x, lengths)
-        logits = self.head(self.norm(x))
-        # token t predicts token t + 1; across documents the label is -100
-        return functional.cross_entropy(
-            logits[:-1].float() if dtype == torch.bfloat16 else logits[:-1],
-            batch["labels"][1:],
-            ignore_index=IGNORE,
-            reduction="sum",
-        )
-
-
-def build_model(sizes: ModelSizes, *, seed: int = 0) -> TinyVLM:
-    torch.manual_seed(seed)  # the same on every rank, as DDP expects
-    return TinyVLM(sizes)
-
-
-# ---- training -----------------------------------------------------------------------------------
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def train(
@@ -186,20 +58,25 @@ def train(
     batches: Iterable[MicroBatch],
     *,
     after_step: Callable[[int, float], bool],
+    timer: CostTimer | None = None,
 ) -> None:
     """Gradient accumulation over any iterable of micro-batches; `model(batch)` is its loss sum.
 
     `after_step(step, loss)` is called when a step is done, with the loss of all ranks; False ends
-    the training.
+    the training. `timer` times the micro-batches that wait for no other rank.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     total = torch.zeros((), device=next(model.parameters()).device)
     for batch in batches:
-        with _gradient_sync(model, now=batch.is_last_micro_step):
+        last = batch.is_last_micro_step
+        with ExitStack() as around:
+            around.enter_context(_gradient_sync(model, now=last))
+            if timer is not None and (world_size == 1 or not last):
+                around.enter_context(timer.micro_batch(batch))
             loss = model(batch) * world_size / max(1, batch.meta["loss_tokens"])
             loss.backward()
         total = total + loss.detach()
-        if not batch.is_last_micro_step:
+        if not last:
             continue
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -212,9 +89,21 @@ def train(
 
 
 def _gradient_sync(model: nn.Module, *, now: bool) -> AbstractContextManager[None]:
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
     if now or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
+
+
+def parallel(model: TinyVLM, kind: str) -> nn.Module:
+    """The model for all ranks of the job, "ddp" or "fsdp"; as it is, without one."""
+    if not dist.is_initialized():
+        return model
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    shard(model)
+    return model
 
 
 def save_checkpoint(path: str, state: dict[str, Any]) -> None:
@@ -257,30 +146,49 @@ def run(args: argparse.Namespace) -> None:
         info = stream.open()
         if args.steps is not None and info.first_step >= args.steps:
             return
-        plain = build_model(ModelSizes.of(info)).to(
-            device=args.device, dtype=getattr(torch, args.dtype)
-        )
-        optimizer = torch.optim.AdamW(plain.parameters(), lr=args.lr)
+        model, optimizer = _model(args, ModelSizes.of(info))
         if saved is not None:
-            plain.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
+            set_state_dict(
+                model,
+                optimizer,
+                model_state_dict=saved["model"],
+                optim_state_dict=saved["optimizer"],
+                options=WHOLE,
+            )
 
         def after_step(step: int, loss: float) -> bool:
             last = args.steps is not None and step + 1 >= args.steps
             if rank == 0:
                 waited_s = stream.stats().waited_s
                 print(f"step {step} loss {loss:.6f} waited {waited_s:.2f} s", flush=True)
-                if args.checkpoint and (last or (step + 1) % args.checkpoint_every == 0):
-                    state = {
-                        "model": plain.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "stream": stream.state_dict(),  # the same on every rank
-                    }
+            if args.checkpoint and (last or (step + 1) % args.checkpoint_every == 0):
+                weights, moments = get_state_dict(model, optimizer, options=WHOLE)  # on all ranks
+                if rank == 0:
+                    state = {"model": weights, "optimizer": moments, "stream": stream.state_dict()}
                     save_checkpoint(args.checkpoint, state)
             return not last
 
-        model = DistributedDataParallel(plain) if dist.is_initialized() else plain
-        train(model, optimizer, stream, after_step=after_step)
+        with ExitStack() as around:
+            timer = None
+            if args.timings:
+                plain = model.module if isinstance(model, DistributedDataParallel) else model
+                assert isinstance(plain, TinyVLM)
+                path = f"{args.timings}-rank{rank}.jsonl"
+                timer = around.enter_context(CostTimer(path, vision=plain.vision))
+            train(model, optimizer, stream, after_step=after_step, timer=timer)
+
+
+def _model(args: argparse.Namespace, sizes: ModelSizes) -> tuple[nn.Module, torch.optim.Optimizer]:
+    options = ModelOptions(
+        attention=args.attention,
+        compile=args.compile,
+        recompute=args.recompute,
+        max_patches=args.max_patches,
+        dummy_image=args.dummy_image,
+    )
+    plain = build_model(sizes, options).to(device=args.device, dtype=getattr(torch, args.dtype))
+    model = parallel(plain, args.parallel)
+    return model, torch.optim.AdamW(model.parameters(), lr=args.lr)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -295,6 +203,36 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "float64", "bfloat16"], default="float32")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument(
+        "--attention", choices=["auto", "flash", "mask", "segments"], default="auto"
+    )
+    parser.add_argument(
+        "--compile",
+        nargs="?",
+        const="inductor",
+        default="",
+        metavar="BACKEND",
+        help="torch.compile the vision blocks, with dynamic shapes",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=["none", "selective", "full"],
+        default="none",
+        help="activations that are computed again in the backward pass",
+    )
+    parser.add_argument(
+        "--max-patches", type=int, default=0, help="of images that are encoded together; 0: all"
+    )
+    parser.add_argument(
+        "--dummy-image",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the vision tower without images, too",
+    )
+    parser.add_argument(
+        "--timings", metavar="FILE", help="write FILE-rank0.jsonl, ... for dataservice fit-cost"
+    )
     return parser.parse_args(argv)
 
 

@@ -118,7 +118,9 @@ class _Builder:
             settings=settings,
             pack_length=max(self._pack_length(phase) for phase in self._phases),
             epoch=epoch,
-            mean=lambda: self._means.over(first, shares, self._rules(self._phases[0])),
+            mean=lambda: (
+                self._means.over(first, shares, self._rules(self._phases[0])) + self._mean_filler
+            ),
         )
         lanes, window = size.lanes_and_window()
         per_epoch = math.ceil(epoch / (lanes * window)) if finite else None
@@ -153,6 +155,11 @@ class _Builder:
 
     def _rules(self, phase: Phase) -> VisionRules:
         return phase.rules(self._settings.vision)
+
+    @property
+    def _mean_filler(self) -> Fraction:
+        """Tokens behind a sample of one document, had its length any remainder alike."""
+        return Fraction(self._settings.align - 1, 2)
 
     def _pack_length(self, phase: Phase) -> int:
         return phase.pack_length or self._settings.pack_length
@@ -209,7 +216,7 @@ class _Builder:
         packs = Fraction(phase.packs or 0)
         if self._settings.segregate is not None and self._kind is not None:
             packs *= _kind_share(self._settings.segregate, self._kind)
-        return math.ceil(packs * self._pack_length(phase) / (samples * mean))
+        return math.ceil(packs * self._pack_length(phase) / (samples * (mean + self._mean_filler)))
 
     def _mixed(
         self,

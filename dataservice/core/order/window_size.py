@@ -27,7 +27,7 @@ class WindowSize:
     epoch: Fraction
     """Samples of an epoch of the first phase."""
     mean: Callable[[], Fraction]
-    """Tokens of a sample of the first phase."""
+    """Tokens of a sample of the first phase, filler behind it with them."""
 
     def lanes_and_window(self) -> tuple[int, int]:
         """Lanes (a power of two) and samples a window and lane.

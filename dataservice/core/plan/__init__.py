@@ -126,6 +126,14 @@ class Plan:
             given_up=taken.given_up,
         )
 
+    def phase_of_step(self, cursor: Cursor, grid: Grid) -> int | None:
+        """The phase that the step at a cursor is taken from, as `step` finds it; None at the end.
+
+        Asks for the windows that the step begins with, and places nothing.
+        """
+        taken = self._take(cursor, [kind.num_packs for kind in kind_grids(self.settings, grid)])
+        return None if taken is None else taken.phase
+
     def skip(self, cursor: Cursor, grid: Grid, steps: int) -> Cursor:
         """The cursor `steps` steps later, or at the end of the plan.
 

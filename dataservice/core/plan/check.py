@@ -31,6 +31,7 @@ from dataservice.errors import ConfigError
 
 _COUNTS = (
     "pack_length",
+    "align",
     "open_bins",
     "reference_ranks",
     "reference_micro_steps",
@@ -79,6 +80,7 @@ def check_settings(settings: PlanSettings) -> None:
         _check_count("plan", name, getattr(settings, name))
     for name, values in _KNOWN.items():
         _known(f"plan: {name}", getattr(settings, name), values)
+    _check_aligned(settings, "plan", settings.pack_length)
     _check_ratio(settings.llm_vit_ratio)
     _check_vision(settings.vision)
     if (settings.cost == "fitted") != (settings.fitted is not None):
@@ -168,6 +170,14 @@ def _not_above(what: str, value: int | None, most: int) -> None:
         raise ConfigError(f"{what} is {value}; it must be at most {most:,}")
 
 
+def _check_aligned(settings: PlanSettings, where: str, pack_length: int | None) -> None:
+    if pack_length is not None and pack_length % settings.align:
+        raise ConfigError(
+            f"{where}: pack_length is {pack_length}; it must be a multiple of plan.align, "
+            f"{settings.align}, to which documents are aligned"
+        )
+
+
 def _known(what: str, value: Any, values: tuple[str, ...]) -> None:
     if value not in values:
         raise ConfigError(f"{what} is {value!r}; it must be one of {', '.join(values)}")
@@ -246,6 +256,7 @@ def _check_phase(settings: PlanSettings, number: int, phase: Phase) -> None:
     where = f"plan: phases[{number}]"
     for name in ("windows", "vision_windows", "packs", "pack_length", "max_pixels", "max_tiles"):
         _check_count(where, name, getattr(phase, name))
+    _check_aligned(settings, where, phase.pack_length)
     _check_patches(f"{where}: max_pixels", phase.max_pixels, settings.vision)
     if phase.packer is not None:
         _known(f"{where}: packer", phase.packer, get_args(Packer))

@@ -37,10 +37,19 @@ _NOT_OF_WINDOWS = (
 """Settings that windows depend on only by what `_stream` holds of them, or not at all."""
 
 
+def _settings(settings: PlanSettings) -> dict[str, Any]:
+    """Without what changes no plan at its default, so that plans made before it was there keep
+    their digests."""
+    found = dataclasses.asdict(settings)
+    if settings.align == 1:
+        del found["align"]
+    return found
+
+
 def plan_digest(settings: PlanSettings, phases: Sequence[str], streams: Sequence[Stream]) -> str:
     """`phases` are the digests of its phases."""
     return _hex(
-        settings=dataclasses.asdict(settings),
+        settings=_settings(settings),
         phases=phases,
         ends=[_ends(streams, number) for number in range(len(phases))],
     )
@@ -51,9 +60,7 @@ def phase_digests(
 ) -> tuple[str, ...]:
     found: list[str] = []
     base = {
-        name: value
-        for name, value in dataclasses.asdict(settings).items()
-        if name not in _NOT_OF_WINDOWS
+        name: value for name, value in _settings(settings).items() if name not in _NOT_OF_WINDOWS
     }
     kinds = settings.segregate is not None
     sources = {

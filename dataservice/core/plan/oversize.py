@@ -44,18 +44,19 @@ class Fitted:
 
 
 def fit_samples(
-    columns: SampleColumns, *, rules: VisionRules, pack_length: int, policy: Oversize
+    columns: SampleColumns, *, rules: VisionRules, room: Ints, policy: Oversize
 ) -> Fitted:
-    """Makes samples that are longer than a pack fit one, or leaves them out."""
+    """Makes samples that are longer than a pack fit one, or leaves them out; `room` int64 [N] is
+    how many tokens of each fit."""
     images = _Images(columns, rules)
     count = len(columns.text_tokens)
     limit = np.full(count, rules.limit, dtype=np.int64)
     kept = np.diff(columns.image_offsets)
     if policy == "shrink":
-        limit = images.largest_fitting(pack_length)
+        limit = images.largest_fitting(room)
         stop = images.lengths(np.maximum(limit, rules.least_limit)) * (limit > 0)
     elif policy == "truncate":
-        stop, kept = images.cut(pack_length)
+        stop, kept = images.cut(room)
     else:
         stop = np.zeros(count, dtype=np.int64)
     return images.measured(stop, limit, kept * (stop > 0))
@@ -80,25 +81,24 @@ class _Images:
         """Of whole samples."""
         return self._columns.text_tokens + sum_groups(self._tokens(limit), self._offsets)
 
-    def largest_fitting(self, pack_length: int) -> Ints:
-        """By sample: a limit with which it fits a pack and with a 1/256 larger one does not, found
+    def largest_fitting(self, room: Ints) -> Ints:
+        """By sample: a limit with which it fits and with a 1/256 larger one does not, found
         by bisection; 0 where it does not fit with the least."""
         count = len(self._columns.text_tokens)
         low = np.full(count, self._rules.least_limit)
         high = np.full(count, self._rules.limit)
-        fits = self.lengths(low) <= pack_length
+        fits = self.lengths(low) <= room
         while (open_ := high - low > np.maximum(low >> 8, 1)).any():
             middle = (low + high) // 2
-            good = self.lengths(middle) <= pack_length
+            good = self.lengths(middle) <= room
             low = np.where(open_ & good, middle, low)
             high = np.where(open_ & ~good, middle, high)
         return low * fits
 
-    def cut(self, pack_length: int) -> tuple[Ints, Ints]:
+    def cut(self, room: Ints) -> tuple[Ints, Ints]:
         """(tokens kept, images kept): all that fits, or up to the image that would be cut."""
         columns, sample = self._columns, self._sample
-        count = len(columns.text_tokens)
-        tokens = self._tokens(np.full(count, self._rules.limit))
+        tokens = self._tokens(np.full(len(room), self._rules.limit))
         none = np.zeros(len(tokens), dtype=np.int64)
         before = none if columns.text_before is None else columns.text_before
         markup = none if columns.markup is None else columns.markup
@@ -106,8 +106,8 @@ class _Images:
         first = np.append(sums, 0)[self._offsets[:-1]]
         begin = before + sums - first[sample]
         end = begin + tokens + markup
-        stop = np.full(count, pack_length, dtype=np.int64)
-        split = (begin < pack_length) & (end > pack_length)
+        stop = room.copy()
+        split = (begin < room[sample]) & (end > room[sample])
         stop[sample[split]] = begin[split]
         return stop, sum_groups((end <= stop[sample]).astype(np.int64), self._offsets)
 

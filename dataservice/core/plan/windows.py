@@ -1,6 +1,7 @@
 """One window of one lane: its samples read, mixed, made to fit, packed and shuffled.
 
-Invariants: a pure function of (settings, index, mixture, lane, window number); every sample of the
+Invariants: a pure function of (settings, index, mixture, lane, window number); packs have room for
+their documents aligned; every sample of the
 window is in packs, whole, as all of its pieces or as what the oversize policy leaves of it, or
 counted as left out.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.core.alignment import padded, room
 from dataservice.core.cost import measure, sample_cost, sum_groups
 from dataservice.core.order import permutation, random_words
 from dataservice.core.order.mixing import Mixture, PhaseMix
@@ -37,6 +39,9 @@ class _Samples:
     num_patches: Ints
     patches_squared: Ints
     image_limit: Ints
+    num_docs: Ints
+    room: Ints
+    """Tokens of it that fit a pack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +63,10 @@ def plan_window(
     counts = np.zeros((len(REASONS), len(index.sources)), dtype=np.int64)
     samples = _samples(settings, index, mixture, phase, lane, window, counts)
     mixed = permutation(len(samples.row), settings.seed, "window", lane, window)
-    items = _cut(settings, phase, samples, mixed[samples.stop[mixed] > 0])
+    items = _cut(settings, samples, mixed[samples.stop[mixed] > 0])
     of = items.sample
     packing = pack(
-        items.stop - items.start,
+        padded(items.stop - items.start, samples.num_docs[of], settings.align),
         samples.image_tokens[of],
         samples.num_patches[of],
         samples.kept_images[of],
@@ -70,7 +75,7 @@ def plan_window(
         seed=int(random_words(1, settings.seed, "window packs", lane, window)[0]),
     )
     _count(counts, "over_cap", samples.source[of[_over_caps(settings, samples, of)]])
-    return _window_plan(lane, window, phase, samples, items, packing, counts)
+    return _window_plan(settings, lane, window, phase, samples, items, packing, counts)
 
 
 def window_rows(index: IndexView, mixture: Mixture, lane: int, window: int) -> tuple[Ints, Ints]:
@@ -123,9 +128,11 @@ def _samples(
         num_patches=measures.num_patches,
         patches_squared=measures.patches_squared,
         image_limit=np.full(len(row), phase.rules.limit, dtype=np.int64),
+        num_docs=columns.documents,
+        room=room(phase.pack_length, columns.documents, settings.align),
     )
     _count(counts, "rejected", source[measures.length == 0])
-    long = measures.length > phase.pack_length
+    long = measures.length > samples.room
     _count(counts, "split", source[long & (measures.num_images == 0)])
     oversize = np.flatnonzero(long & (measures.num_images > 0))
     if oversize.size:
@@ -144,7 +151,7 @@ def _fit_oversize(
     """Changes the samples at `where`, of which `columns` are, in place; a truncated one's loss
     tokens are its share of the text."""
     fitted = fit_samples(
-        columns, rules=phase.rules, pack_length=phase.pack_length, policy=settings.oversize
+        columns, rules=phase.rules, room=samples.room[where], policy=settings.oversize
     )
     source = samples.source[where]
     all_images = samples.kept_images[where]
@@ -172,18 +179,18 @@ def _fit_oversize(
         _count(counts, reason, source[chosen])
 
 
-def _cut(settings: PlanSettings, phase: PhaseMix, samples: _Samples, kept: Ints) -> _Items:
-    """The kept samples in their order; those longer than a pack as pack-long pieces.
+def _cut(settings: PlanSettings, samples: _Samples, kept: Ints) -> _Items:
+    """The kept samples in their order; those longer than a pack in pieces that fill one.
 
     A piece's loss tokens are its share of the sample's by position, less one where the first label
     of a piece is masked.
     """
-    pieces = -(-samples.stop[kept] // phase.pack_length)
+    pieces = -(-samples.stop[kept] // samples.room[kept])
     sample = np.repeat(kept, pieces)
     piece = np.arange(len(sample)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     total = samples.stop[sample]
-    start = piece * phase.pack_length
-    stop = np.minimum(start + phase.pack_length, total)
+    start = piece * samples.room[sample]
+    stop = np.minimum(start + samples.room[sample], total)
     loss = samples.loss_tokens[sample]
     planned = loss * stop // total - loss * start // total
     planned -= (start > 0) & (planned > 0)
@@ -227,6 +234,7 @@ def _over_caps(settings: PlanSettings, samples: _Samples, items: Ints) -> NDArra
 
 
 def _window_plan(
+    settings: PlanSettings,
     lane: int,
     window: int,
     phase: PhaseMix,
@@ -260,4 +268,5 @@ def _window_plan(
         loss_tokens=by_pack(items.loss_tokens[order]),
         cost=by_pack(items.cost[order]),
         counts=counts,
+        align=settings.align,
     )

@@ -139,6 +139,8 @@ def _check(block: Block, size_bytes: int) -> None:
             f"{size_bytes} bytes are no counted block: {len(counts)} rows with {counts.sum()} "
             f"images, and {len(images['width'])} images"
         )
+    if int(block.samples["num_docs"].min(initial=1)) < 1:
+        raise WireError(f"{size_bytes} bytes are no counted block: a row of no document")
     for what, values, below in (
         ("layout", block.samples["layout"], len(LAYOUTS)),
         ("archive", images["archive"], len(block.archives) + len(block.inside)),

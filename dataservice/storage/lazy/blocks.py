@@ -231,6 +231,7 @@ def sample_columns(blocks: Blocks, file: int) -> dict[str, Column]:
             "loss_tokens",
             "num_images",
             "layout",
+            "num_docs",
             "image_start",
         )
     }

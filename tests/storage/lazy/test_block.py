@@ -28,6 +28,7 @@ def rows(draw: st.DrawFn) -> Rows:
     samples = {name: np.resize(np.array(values), len(counts)) for name in SAMPLE_COLUMNS}
     samples["num_images"] = np.array(counts)
     samples["layout"] %= len(LAYOUTS)
+    samples["num_docs"] = np.maximum(samples["num_docs"], 1)
     images = {name: np.resize(np.array(values), num_images) for name in IMAGE_COLUMNS}
     inside = draw(st.lists(st.sampled_from(["", "image"]), unique=True, max_size=2))
     archives = st.integers(0, len(URLS) + len(inside) - 1)
@@ -85,6 +86,14 @@ def test_other_bytes_are_refused_or_are_whole_blocks(of: Rows, data: st.DataObje
         return
     assert block.samples["num_images"].sum() == len(block.images["width"])
     assert len({len(values) for values in block.samples.values()}) == 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows())
+def test_rows_of_no_document_are_refused(of: Rows) -> None:
+    of.samples["num_docs"][-1] = 0
+    with pytest.raises(WireError, match="a row of no document"):
+        decode_block(encode_block(of, URLS))
 
 
 def test_bytes_that_are_no_block_are_refused() -> None:

@@ -215,7 +215,15 @@ def test_columns_in_any_order(tmp_path: Path) -> None:
     source = rng.integers(0, 3, 500)
     rows = np.array([rng.integers(0, sizes[of]) for of in source])
     with opened(tmp_path / "lazy", sources) as (lazy, _):
-        for name in ("text_tokens", "loss_tokens", "image_offsets", "width", "height", "markup"):
+        for name in (
+            "text_tokens",
+            "loss_tokens",
+            "num_docs",
+            "image_offsets",
+            "width",
+            "height",
+            "markup",
+        ):
             expected = getattr(full.columns(source, rows), name)
             assert np.array_equal(getattr(lazy.columns(source, rows), name), expected), name
         with pytest.raises(IndexError):

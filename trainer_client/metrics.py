@@ -1,0 +1,109 @@
+"""What a stream counts, and the text file in which Prometheus can read it.
+
+Invariants: the file is replaced as a whole, so a reader never sees half of it; a folder that cannot
+be written to is an error when the stream is made, and later a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataservice.errors import ConfigError
+
+LOG = logging.getLogger(__name__)
+
+WRITE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamStats:
+    """Counters since the stream was opened. Held packs were asked for and not yet yielded."""
+
+    batches: int
+    waited_s: float
+    """Seconds that the trainer waited for them."""
+    steps: int
+    """Of which the last micro-batch was yielded."""
+    step_waited_s: float
+    """Seconds that the trainer waited in the last of them."""
+    received_packs: int
+    received_bytes: int
+    held_packs: int
+    held_bytes: int
+    peak_held_packs: int
+    peak_held_bytes: int
+    device_bytes: int
+    """Of held batches that are on the device, or on their way there."""
+    peak_device_bytes: int
+    prefetch_packs: int
+    """The bounds on what is held, as they are now."""
+    prefetch_bytes: int
+    retries: int
+    local_packs: int
+    """That came through shared memory, from workers on this host; those of `get` too."""
+    relayed_packs: int
+    """That a peer on this host had fetched; those of `get` too."""
+
+
+_METRICS = {
+    "batches": ("counter", "batches_total", "Micro-batches yielded."),
+    "steps": ("counter", "steps_total", "Steps of which the last micro-batch was yielded."),
+    "waited_s": ("counter", "waited_seconds_total", "Seconds that the trainer waited for them."),
+    "step_waited_s": ("gauge", "step_waited_seconds", "The same, of the last step."),
+    "received_packs": ("counter", "received_packs_total", "Packs fetched."),
+    "received_bytes": ("counter", "received_bytes_total", "Bytes of their arrays."),
+    "local_packs": ("counter", "local_packs_total", "Packs that came through shared memory."),
+    "relayed_packs": ("counter", "relayed_packs_total", "Packs that a peer had fetched."),
+    "retries": ("counter", "retries_total", "Packs that had to be asked for again."),
+    "held_packs": ("gauge", "held_packs", "Packs asked for and not yet yielded."),
+    "held_bytes": ("gauge", "held_bytes", "Bytes of them."),
+    "device_bytes": ("gauge", "device_bytes", "Bytes of them on the device."),
+    "prefetch_packs": ("gauge", "prefetch_packs", "Bound on held packs."),
+    "prefetch_bytes": ("gauge", "prefetch_bytes", "Bound on held bytes."),
+}
+"""Field of StreamStats -> type, name behind `dataservice_client_`, help."""
+
+
+def prometheus_text(stats: StreamStats, *, job: str, dp_rank: int) -> str:
+    """In the text exposition format, labelled with job and rank."""
+    name_of_job = job.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    lines = []
+    for field, (kind, name, text) in _METRICS.items():
+        full = f"dataservice_client_{name}"
+        lines += [
+            f"# HELP {full} {text}",
+            f"# TYPE {full} {kind}",
+            f'{full}{{job="{name_of_job}",dp_rank="{dp_rank}"}} {getattr(stats, field)}',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+class MetricsFile:
+    """For one thread."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        folder = self.path.absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ConfigError(
+                f'metrics_file is "{path}": {folder} is no folder that can be written to; make it, '
+                "or give another"
+            )
+        self._written_at = -WRITE_S
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._written_at >= WRITE_S
+
+    def write(self, stats: StreamStats, *, job: str, dp_rank: int) -> None:
+        self._written_at = time.monotonic()
+        whole = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            whole.write_text(prometheus_text(stats, job=job, dp_rank=dp_rank))
+            whole.replace(self.path)
+        except OSError as error:
+            whole.unlink(missing_ok=True)
+            LOG.warning("metrics_file %s cannot be written: %s", self.path, error)
