@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron.core import parallel_state
-
+from trainer_client.agreement import shared_run_id
 from trainer_client.batch import MicroBatch
 from trainer_client.layout import ParallelLayout
 from trainer_client.stream import PackStream
@@ -42,39 +41,18 @@ class ExternalLoader:
         self.stream.load_state_dict(state)
 
 
-def is_dataloader_rank() -> bool:
-    """Whether this rank reads: Megatron broadcasts the batch to its tensor-parallel peers."""
-    if parallel_state.get_tensor_model_parallel_rank() != 0:
-        return False
-    return bool(parallel_state.is_pipeline_first_stage() or parallel_state.is_pipeline_last_stage())
-
-
-def readers_layout() -> ParallelLayout:
-    """Where this rank stands among those that read; of a rank that does not, its stage's reader."""
-    dp, cp = (
-        parallel_state.get_data_parallel_world_size(),
-        parallel_state.get_context_parallel_world_size(),
-    )
-    stages = parallel_state.get_pipeline_model_parallel_world_size()
-    stage = int(not parallel_state.is_pipeline_first_stage())
-    dp_rank, cp_rank = (
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_context_parallel_rank(),
-    )
-    return ParallelLayout(
-        rank=cp_rank + cp * (dp_rank + dp * stage), dp=dp, cp=cp, pp=min(stages, 2)
-    )
-
-
 def make_loader(
     endpoint: str, *, convert: Callable[[MicroBatch], Any], **stream: Any
 ) -> ExternalLoader | None:
     """This rank's loader, or None where it does not read; on every rank, after Megatron's start.
 
-    `stream` are `PackStream`'s arguments but for `layout`: `job`, `micro_steps` (Megatron's number
-    of micro-batches), `device` and so on. Where every rank shall read instead of Megatron's
-    broadcast, make a `PackStream` on each and wrap it in an `ExternalLoader`.
+    `stream` are `PackStream`'s arguments but for `layout` and `run_id`: `job`, `micro_steps`
+    (Megatron's number of micro-batches), `device` and so on. Where every rank shall read instead of
+    Megatron's broadcast, wrap in an `ExternalLoader` on each a `PackStream` whose layout is
+    `ParallelLayout.from_megatron(trainer_shares=())`.
     """
-    # Making a stream draws the run's id with all ranks; a stream that is not opened costs nothing.
-    made = PackStream(endpoint, layout=readers_layout(), **stream)
-    return ExternalLoader(made, convert) if is_dataloader_rank() else None
+    layout = ParallelLayout.from_megatron()
+    run_id = shared_run_id(layout)
+    if not layout.reads:
+        return None
+    return ExternalLoader(PackStream(endpoint, layout=layout, run_id=run_id, **stream), convert)

@@ -13,10 +13,11 @@ import tempfile
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from dataservice.wire.messages import SessionOpened
 from trainer_client import ParallelLayout
 from trainer_client.adapters.huggingface import PackTrainer
 from trainer_client.examples.tiny_trainers import (
@@ -29,11 +30,15 @@ from trainer_client.examples.tiny_trainers import (
 )
 
 
-class MeanLossVLM(TensorVLM):
-    """With the loss as models of transformers give it."""
+class MeanLossVLM(nn.Module):
+    """The tiny model with its loss as models of transformers give it."""
 
-    def forward(self, num_items_in_batch: Tensor | int, **named: Tensor) -> Any:
-        return {"loss": super().forward(**named) / num_items_in_batch}
+    def __init__(self, info: SessionOpened) -> None:
+        super().__init__()
+        self.vlm = TensorVLM(info)
+
+    def forward(self, num_items_in_batch: Tensor | int, **named: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.vlm(**named) / num_items_in_batch}
 
 
 class Report(TrainerCallback):

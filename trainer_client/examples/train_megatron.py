@@ -21,8 +21,8 @@ from megatron.core import parallel_state
 from megatron.core.rerun_state_machine import RerunDataIterator
 from torch import Tensor, nn
 
-from trainer_client import MicroBatch
-from trainer_client.adapters.megatron_loader import ExternalLoader, make_loader, readers_layout
+from trainer_client import MicroBatch, ParallelLayout
+from trainer_client.adapters.megatron_loader import ExternalLoader, make_loader
 from trainer_client.examples.tiny_trainers import TensorVLM, arguments, describe, report, tensors
 
 
@@ -49,7 +49,7 @@ def forward_step(data_iterator: RerunDataIterator, model: nn.Module) -> tuple[Te
 
 
 def train(args: argparse.Namespace) -> None:
-    model = TensorVLM(describe(args, readers_layout()))
+    model = TensorVLM(describe(args, ParallelLayout.from_megatron()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tracker = Path(args.checkpoint or "") / "latest_checkpointed_iteration.txt"
     done = int(tracker.read_text()) if args.checkpoint and tracker.is_file() else 0
