@@ -29,7 +29,7 @@ def test_a_run_that_was_cut_gives_what_one_run_gives(endpoint: str, short_folder
     expected = expected_losses(endpoint, 4)
     words = arguments("train_ray", endpoint, short_folder)
     runs = [[*words, "--steps", str(steps)] for steps in (CUT, STEPS)]
-    output = in_one_process("train_ray", runs, TMPDIR=str(short_folder))
+    output = in_one_process("train_ray", runs, TMPDIR=str(short_folder), RAY_DEDUP_LOGS="0")
     from_rank_0 = "".join(line + "\n" for line in dict.fromkeys(output.splitlines()))
     assert losses(from_rank_0) == pytest.approx(expected, abs=1e-9)
 
