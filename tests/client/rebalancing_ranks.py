@@ -21,7 +21,7 @@ from dataservice.errors import DataServiceError
 from trainer_client import MicroBatch, VisionInfo
 from trainer_client.batch import build_micro_batch
 from trainer_client.redistribute import RebalancedLoader
-from trainer_client.synthetic import FAKE_INFO, FakePack, synthetic_packs
+from trainer_client.testing.synthetic import FAKE_INFO, FakePack, synthetic_packs
 
 MICRO_STEPS = 3
 STEPS = 4

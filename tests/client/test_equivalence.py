@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from support.ranks import run_ranks
 
 from dataservice.core.settings import Grid
-from trainer_client.synthetic import Arrays
+from trainer_client.testing.synthetic import Arrays
 from trainer_client.testing import (
     FAKE_INFO,
     FakePack,

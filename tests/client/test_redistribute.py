@@ -19,11 +19,11 @@ from dataservice.core.balance import assign
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused, WireError
 from trainer_client import MicroBatch, PackStream, ParallelLayout, VisionInfo, flat
 from trainer_client.batch import build_micro_batch
-from trainer_client.joining import join, padding_like
-from trainer_client.placement import Column, PlacementSettings, place
+from trainer_client.redistribute.joining import join, padding_like
+from trainer_client.redistribute.placement import Column, PlacementSettings, place
 from trainer_client.redistribute import RebalancedLoader
-from trainer_client.shares import vision_cost
-from trainer_client.synthetic import FAKE_INFO, synthetic_packs
+from trainer_client.redistribute.shares import vision_cost
+from trainer_client.testing.synthetic import FAKE_INFO, synthetic_packs
 from trainer_client.testing import FakeService, assert_same_batches
 
 RANKS = 3
@@ -337,7 +337,7 @@ def test_a_loader_that_nobody_closes_leaves_no_thread() -> None:
 
 
 def test_a_source_that_hangs_is_closed_with_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_client.ahead.PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_client.redistribute.ahead.PATIENCE_S", 0.1)
     source = Source(0, 30, hang_at=MICRO_STEPS)
     with alone(source) as loader:
         next(loader)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from dataservice.errors import ConfigError, DataServiceError, DeadlineExceeded, ResumeRefused
 from dataservice.wire.schema import encode_plain
-from trainer_client import flat
+from trainer_client.redistribute import flat
 from trainer_client.batch import MicroBatch
-from trainer_client.exchange import PackExchange
-from trainer_client.joining import join
-from trainer_client.placement import Column, Placement, PlacementSettings, place
-from trainer_client.shares import Cost, Fact, Share, SourceReader
+from trainer_client.redistribute.exchange import PackExchange
+from trainer_client.redistribute.joining import join
+from trainer_client.redistribute.placement import Column, Placement, PlacementSettings, place
+from trainer_client.redistribute.shares import Cost, Fact, Share, SourceReader
 
 ERROR_BYTES = 1024
 """Of an error's text that other ranks are told."""

@@ -19,9 +19,10 @@ from dataservice.core.settings import Grid, PlanSettings, SourceShare
 from dataservice.core.tables import WindowPlan
 from dataservice.core.vision import VisionRules, tokens_of
 from dataservice.wire.messages import CursorState, SessionOpened, StepSettings
-from trainer_client.fake_packs import FakeStep
-from trainer_client.fake_samples import FakeSample, SampleTable, pixels_of
-from trainer_client.synthetic import FAKE_INFO, IGNORE, FakePack, laid_out, padding_pack
+from trainer_client.batch import IGNORE
+from trainer_client.testing.samples import FakeSample, SampleTable, pixels_of
+from trainer_client.testing.steps import FakeStep
+from trainer_client.testing.synthetic import FAKE_INFO, FakePack, laid_out, padding_pack
 
 FAKE_PLAN = PlanSettings(
     sources=(),
@@ -33,7 +34,7 @@ filled in."""
 
 
 class PlannedPacks:
-    """A `fake_packs.PackSource`."""
+    """A `steps.PackSource`."""
 
     def __init__(
         self, samples: Mapping[str, Sequence[FakeSample]], settings: PlanSettings, *, seed: int

@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.errors import ConfigError
-from trainer_client import flat
-from trainer_client.batch import MicroBatch
-from trainer_client.cost_terms import cost_terms
-from trainer_client.joining import IGNORE, padding_like
-from trainer_client.placement import Column
+from trainer_client.redistribute import flat
+from trainer_client.batch import IGNORE, MicroBatch
+from trainer_client.cost_terms import P_REF, cost_terms
+from trainer_client.redistribute.joining import padding_like
+from trainer_client.redistribute.placement import Column
 
 Cost = Callable[[MicroBatch], int]
-P_REF = 4096
-"""The planner's default: patches of an image at which attention costs as much as the rest."""
 
 
 class Fact(IntEnum):
