@@ -34,8 +34,9 @@ from trainer_client.depth import MOST, first_depth
 from trainer_client.device import DeviceCopier
 from trainer_client.layout import ParallelLayout
 from trainer_client.metrics import MetricsFile, StreamStats
+from trainer_client.patience import PASSING, Closed, Patience, late_error
 from trainer_client.prefetch import Bounds, Prefetcher
-from trainer_client.session import PASSING, POLL_S, Closed, Patience, Session, late_error
+from trainer_client.session import POLL_S, Session
 
 STATE_VERSION = 2
 
