@@ -279,37 +279,48 @@ class Session:
 
     def _stream(self, place: PackPlace, pack_length: int, patience: Patience) -> Pack:
         self.check_process()
-        wait_s = patience.left_s(BUILD_WAIT_S)
-        timeout_s = wait_s + GRACE_S + place.size_bytes / SLOWEST_BYTES_S
         request = StreamPack(
             session=self.opened.session,
             pack_id=place.pack_id,
             dp_rank=self.request.dp_rank,
-            wait_s=wait_s,
+            wait_s=patience.left_s(BUILD_WAIT_S),
             peer=self.request.peer,
         )
         relay = self._relay if place.number >= 0 else None  # every worker has padding packs
-        handed_on = relay.take(request, allocate=self._allocate) if relay is not None else None
-        if handed_on is not None:
-            pack, local = handed_on, False
-        else:
-            pack, local = self._fetch(place.endpoint, request, timeout_s)
-        arrays, meta = pack
-        if meta.get("pack_id") != place.pack_id:
-            raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
-        check_pack(
-            arrays,
-            meta,
-            pack_length=pack_length,
-            vision=VisionInfo.of(self.opened),
-            align=self.opened.align,
-        )
-        if relay is not None and handed_on is None:
+        if relay is not None:
+            handed_on = self._handed_on(relay, request, pack_length)
+            if handed_on is not None:
+                return handed_on
+            request = replace(request, wait_s=patience.left_s(BUILD_WAIT_S))
+        timeout_s = request.wait_s + GRACE_S + place.size_bytes / SLOWEST_BYTES_S
+        pack, local = self._fetch(place.endpoint, request, timeout_s)
+        self._check(pack, place.pack_id, pack_length)
+        if relay is not None:
             relay.put(place.pack_id, pack)
         with self._lock:
             self.local_packs += local
-            self.relayed_packs += handed_on is not None
         return pack
+
+    def _handed_on(self, relay: Relay, request: StreamPack, pack_length: int) -> Pack | None:
+        """By a peer on this host; None: fetch it, whatever became of it there."""
+        pack = relay.take(request, allocate=self._allocate)
+        if pack is None:
+            return None
+        try:
+            self._check(pack, request.pack_id, pack_length)
+        except WireError as error:
+            LOG.warning("pack %s from a peer on this host: %s", request.pack_id, error)
+            return None
+        with self._lock:
+            self.relayed_packs += 1
+        return pack
+
+    def _check(self, pack: Pack, pack_id: str, pack_length: int) -> None:
+        arrays, meta = pack
+        if meta.get("pack_id") != pack_id:
+            raise WireError(f"asked for pack {pack_id}, got pack {meta.get('pack_id')}")
+        vision = VisionInfo.of(self.opened)
+        check_pack(arrays, meta, pack_length=pack_length, vision=vision, align=self.opened.align)
 
     def _fetch(self, endpoint: str, request: StreamPack, timeout_s: float) -> tuple[Pack, bool]:
         """From a worker; whether through shared memory."""
