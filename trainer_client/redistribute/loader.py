@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
-from trainer_client.redistribute.ahead import Ahead, Waiting
 from trainer_client.batch import MicroBatch
+from trainer_client.redistribute.ahead import Ahead, Waiting
 from trainer_client.redistribute.exchange import PackExchange
 from trainer_client.redistribute.placement import PlacementSettings
 from trainer_client.redistribute.rebalancer import Produced, Rebalancer
