@@ -42,8 +42,8 @@ from trainer_client import MicroBatch, PackStream, ParallelLayout, VisionInfo
 from trainer_client.batch import build_micro_batch
 from trainer_client.redistribute import RebalancedLoader
 from trainer_client.redistribute.shares import vision_cost
-from trainer_client.testing.synthetic import FAKE_INFO, FakePack
 from trainer_client.testing import FakeService, balanced
+from trainer_client.testing.synthetic import FAKE_INFO, FakePack
 
 MODES = ("unbalanced", "synchronous", "overlapped", "service")
 TOKENS = 2048
@@ -70,6 +70,7 @@ def _pack(name: str, pixels: np.ndarray[Any, Any]) -> FakePack:
         "input_ids": ids,
         "labels": ids,
         "cu_seqlens": np.array([0, TOKENS], np.int32),
+        "doc_lengths": np.array([TOKENS], np.int32),
         "pixel_values": pixels,
         "image_grid_thw": np.tile(np.array([[1, 4, 4]], np.int32), (num_images, 1)),
         "image_doc_ids": np.zeros(num_images, np.int32),
