@@ -1,17 +1,21 @@
-.PHONY: venv demo test test-slow soak fuzz lint format clean
+.PHONY: venv trainers demo test test-slow soak fuzz lint format clean
 
 PY := .venv/bin/python
 
 venv:
 	@deploy/make_venv.sh
 
+# What the adapters' tests run against; nothing else needs it.
+trainers: venv
+	@deploy/install_trainers.sh
+
 demo: venv
 	$(PY) deploy/demo.py
 
-test: venv
+test: trainers
 	$(PY) -m pytest -q -m "not slow" tests
 
-test-slow: venv
+test-slow: trainers
 	$(PY) -m pytest -q -m slow tests
 
 # Client and service over 10,000 steps; takes minutes.

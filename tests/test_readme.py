@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import typer.main
 from dataservice.cli.app import app
 from dataservice.config import load_config
 from dataservice.storage.records import parse_record
+from trainer_client import PackStream, ParallelLayout
+from trainer_client.examples.tiny_trainers import arguments as example_arguments
 from trainer_client.examples.train_tiny_vlm import ModelSizes, TinyVLM, _arguments
 from trainer_client.testing import FAKE_INFO, FakeService, synthetic_packs
 
@@ -110,9 +113,28 @@ def test_the_trainer_loop_trains_and_resumes() -> None:
         assert rest[5] == saved[5]
 
 
+def test_a_model_of_transformers_is_called() -> None:
+    called: list[Any] = []
+
+    def model(**inputs: Any) -> Any:
+        called.append(inputs)
+        return SimpleNamespace(loss=torch.zeros((), requires_grad=True))
+
+    with (
+        FakeService(synthetic_packs(4)) as service,
+        PackStream(
+            service.endpoint, job="readme", layout=ParallelLayout(), micro_steps=1
+        ) as stream,
+    ):
+        given = {"stream": stream, "model": model, "dp_size": 1}
+        exec(compile(blocks("python")[1], "README.md", "exec"), given)
+    assert len(called) == 4
+    assert all(len(inputs["image_grid_thw"]) for inputs in called), "dummy images"
+
+
 def test_a_trainers_own_test_runs() -> None:
-    assert len(blocks("python")) == 2
-    exec(compile(blocks("python")[1], "README.md", "exec"), {})
+    assert len(blocks("python")) == 3
+    exec(compile(blocks("python")[2], "README.md", "exec"), {})
 
 
 def test_shell_commands_parse() -> None:
@@ -130,6 +152,12 @@ def test_shell_commands_parse() -> None:
         elif "$train" in words:
             assert trainer_words[:2] == ["-m", "trainer_client.examples.train_tiny_vlm"]
             _arguments(trainer_words[2:] + words[words.index("$train") + 1 :])
+        elif any("trainer_client.examples" in word for word in words) and words[0] != trainer:
+            # what tests/adapters runs
+            assert words[0] in ("python", "torchrun")
+            (module,) = (word for word in words if word.startswith("trainer_client.examples."))
+            example_arguments("", words[words.index(module) + 1 :])
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
         elif words[0].startswith("deploy/"):
             assert all((ROOT / word).is_file() for word in words)
         else:

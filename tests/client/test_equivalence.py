@@ -131,9 +131,8 @@ def packed(documents: Sequence[Arrays]) -> FakePack:
     parts = [*documents, filler]
     names = ("input_ids", "labels", "pixel_values", "image_grid_thw")
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    arrays["cu_seqlens"] = np.cumsum([0, *(len(part["input_ids"]) for part in parts)]).astype(
-        np.int32
-    )
+    arrays["doc_lengths"] = np.array([len(part["input_ids"]) for part in parts], np.int32)
+    arrays["cu_seqlens"] = np.concatenate([[0], np.cumsum(arrays["doc_lengths"])]).astype(np.int32)
     arrays["image_doc_ids"] = np.repeat(
         np.arange(len(documents), dtype=np.int32), [len(one["image_grid_thw"]) for one in documents]
     )
