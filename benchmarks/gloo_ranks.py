@@ -82,7 +82,11 @@ def served_elsewhere(serve: Callable[..., None], *given: Any) -> Any:
     try:
         if not ours.poll(120):
             raise SystemExit("the service did not start within 120 s")
-        yield ours.recv(), process
+        try:
+            first = ours.recv()
+        except EOFError:
+            raise SystemExit("the service ended before it was up") from None
+        yield first, process
     finally:
         stop.set()
         process.join(60)

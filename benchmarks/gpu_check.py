@@ -18,24 +18,21 @@ up and served by a process of their own, which needs grpcio-health-checking.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from figures import Figure, machine, show, show_reached
+from gloo_ranks import served_elsewhere
 
 from trainer_client import MicroBatch, PackStream, ParallelLayout, normalize
 from trainer_client.device import Copy, DeviceCopier
 from trainer_client.testing import FAKE_INFO, FakeService, synthetic_packs
 
-SPAWN = multiprocessing.get_context("spawn")
-START_S = 60.0
 DEVICE = "cuda"
 DTYPES = (None, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LARGE = replace(FAKE_INFO, pack_length=4096, patch=36)
@@ -56,50 +53,20 @@ not looked at since they ended."""
 # ---- service ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
-    kind: str
-    """Of KINDS, or "large": one pack of 20 MB again and again."""
-    count: int
-
-
-def _serve(served: Served, pipe: Any) -> None:
-    if served.kind == "large":
+def serve(answer: Any, stop: Any, kind: str, count: int) -> None:
+    """`kind`: of KINDS, or "large", one pack of 20 MB again and again."""
+    if kind == "large":
         info = LARGE
-        packs = synthetic_packs(1, seed=5, image_share=1.0, info=info) * served.count
+        packs = synthetic_packs(1, seed=5, image_share=1.0, info=info) * count
     else:
-        info = KINDS[served.kind]
-        packs = synthetic_packs(served.count, seed=6, image_share=0.8, info=info)
+        info = KINDS[kind]
+        packs = synthetic_packs(count, seed=6, image_share=0.8, info=info)
     with FakeService(packs, info=info, ahead_steps=64) as service:
-        pipe.send(service.endpoint)
-        try:
-            pipe.recv()
-        except EOFError:
-            pass  # the checks have ended
+        answer.send(service.endpoint)
+        stop.wait()
 
 
-@contextmanager
-def service(kind: str, count: int) -> Iterator[str]:
-    """The endpoint of a process that serves made-up packs."""
-    ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(
-        target=_serve, args=(Served(kind=kind, count=count), theirs), daemon=True
-    )
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(START_S):
-            raise SystemExit(f"the service of made-up packs did not start within {START_S:g} s")
-        try:
-            endpoint: str = ours.recv()
-        except EOFError:
-            raise SystemExit("the service of made-up packs ended before it was up") from None
-        yield endpoint
-    finally:
-        ours.close()
-        process.join(10)
-        process.kill()
-        process.join()
+# ---- streams ------------------------------------------------------------------------------------
 
 
 class Watched(DeviceCopier):
@@ -239,7 +206,7 @@ def on_the_computing_stream(stream: PackStream) -> Iterator[MicroBatch]:
 
 def check_overlap(args: argparse.Namespace) -> list[Figure]:
     work = Work(args.compute_ms)
-    with service("large", args.batches) as endpoint:
+    with served_elsewhere(serve, "large", args.batches) as (endpoint, _):
         copier = Watched(normalize_to=torch.bfloat16)
         with stream_of(endpoint, copier) as stream:
             ours = run(stream, work, copier)
@@ -318,7 +285,7 @@ def different(batch: MicroBatch, expected: MicroBatch, dtype: torch.dtype | None
 def check_equality(kind: str, batches: int) -> list[Figure]:
     wrong: list[str] = []
     compared = 0
-    with service(kind, batches) as endpoint:
+    with served_elsewhere(serve, kind, batches) as (endpoint, _):
         with stream_of(endpoint, None) as stream:
             expected = list(stream)
         for dtype in DTYPES:

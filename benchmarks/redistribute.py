@@ -41,9 +41,9 @@ from dataservice.core.settings import Grid
 from trainer_client import MicroBatch, PackStream, ParallelLayout, VisionInfo
 from trainer_client.batch import build_micro_batch
 from trainer_client.redistribute import RebalancedLoader
-from trainer_client.shares import vision_cost
-from trainer_client.synthetic import FAKE_INFO, FakePack
+from trainer_client.redistribute.shares import vision_cost
 from trainer_client.testing import FakeService, balanced
+from trainer_client.testing.synthetic import FAKE_INFO, FakePack
 
 MODES = ("unbalanced", "synchronous", "overlapped", "service")
 TOKENS = 2048

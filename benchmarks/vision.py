@@ -18,7 +18,6 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from figures import Figure, machine, show, show_reached
+from gloo_ranks import Ranks
 from measuring import SPAWN, peak_bytes
 from reports import aligned
 from torch import Tensor
@@ -180,10 +180,7 @@ def shares_figures(packs: int = 200, images_a_pack: int = 32) -> list[Figure]:
     return figures
 
 
-def rank_run(rank: int, folder: str, patches: int, turns: int) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+def rank_run(rank: int, _ranks: int, patches: int, turns: int) -> None:
     tower, pixels, grid = inputs(patches, "cpu")
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
     both = dist.group.WORLD
@@ -204,13 +201,6 @@ def rank_run(rank: int, folder: str, patches: int, turns: int) -> None:
     if rank == 0:
         one, two = (statistics.median(column) for column in zip(*seconds, strict=True))
         print(f"1 rank {one:.2f} s, 2 ranks {two:.2f} s, {statistics.median(ratios):.2f} x as fast")
-    dist.destroy_process_group()
-
-
-def ranks(patches: int, turns: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank_run, (folder, patches, turns), nprocs=2)
 
 
 def main() -> int:
@@ -227,7 +217,8 @@ def main() -> int:
     print("\nshares\n------", flush=True)
     figures += shares_figures()
     print("\nranks\n-----", flush=True)
-    ranks(args.patches // 2, args.turns)
+    with Ranks(rank_run, 2, args.patches // 2, args.turns) as ranks:
+        ranks.results(LIMIT_S)
     print()
     for figure in figures:
         show(figure)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dataservice.errors import ConfigError, DeadlineExceeded
 from dataservice.wire.messages import SessionOpened, StepCells
-from trainer_client.layout import ParallelLayout
+from trainer_client.layout import ParallelLayout, named_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -99,7 +99,8 @@ def check_first_packs(
     if layout.rank == readers[0]:
         keys = [f"{turn}/{rank}" for rank in readers]
         late = _wait(store, keys, until)
-        text = f"!{_ranks(late)} did not come" if late else _verdict(_rows(store, keys))
+        absent = [int(key.partition("/")[2]) for key in late]
+        text = f"!{named_ranks(absent)} did not come" if late else _verdict(_rows(store, keys))
         store.set(f"{turn}/verdict", text)
     elif _wait(store, [f"{turn}/verdict"], until + POLL_S[1]):
         raise DeadlineExceeded(
@@ -157,9 +158,3 @@ def _verdict(rows: Sequence[Sequence[int]]) -> str:
                     f"the same pack, number {number}"
                 )
     return ""
-
-
-def _ranks(keys: Sequence[str]) -> str:
-    numbers = [key.partition("/")[2] for key in keys]
-    shown = ", ".join(numbers[:8]) + (", ..." if len(numbers) > 8 else "")
-    return f"rank{'s' * (len(numbers) > 1)} {shown}"

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from dataservice.errors import WireError
 from dataservice.wire.messages import SessionOpened
 
+IGNORE = -100
+"""A label without loss, as torch's cross_entropy has it."""
 Arrays = Mapping[str, NDArray[Any]]
 
 # name -> (dtype on the wire, number of dimensions)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from trainer_client.batch import MicroBatch
 
+P_REF = 4096
+"""Patches at which an image's attention costs as much as the rest of it; plan.p_ref's default."""
+
 
 def cost_terms(batch: MicroBatch) -> dict[str, int]:
     """`patches`, `patches_squared` (over images, or tiles) and `length_squared` (over documents).

@@ -8,6 +8,7 @@ copied; normalised pixels are bit by bit those of `normalize` on the CPU.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ import torch
 
 from dataservice.errors import ConfigError
 from trainer_client.batch import MicroBatch, VisionInfo
+
+LOG = logging.getLogger(__name__)
 
 Constants = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -168,3 +171,14 @@ class DeviceCopier:
     def move(self, batch: MicroBatch) -> MicroBatch:
         """All three at once."""
         return self.finish(self.start(self.stage(batch)))
+
+    def settle(self) -> None:
+        """Wait for the copies under way, so that the host memory they read may go."""
+        if not self._cuda:
+            return
+        try:
+            self.stream.synchronize()
+        except RuntimeError as error:  # of a kernel of the trainer's, who is told by its own call
+            LOG.info("copies to %s ended: %s", self.device, error)
+        with self._lock:
+            self._in_flight.clear()

@@ -134,7 +134,7 @@ class ParallelLayout:
         ranks = mesh.mesh.flatten().tolist()
         if ranks != list(range(len(ranks))):
             raise ConfigError(
-                f"the mesh has ranks {_shortened(ranks)}: give one over all ranks in their order, "
+                f"the mesh has ranks [{_listed(ranks)}]: give one over all ranks in their order, "
                 "or make the ParallelLayout by hand"
             )
         sizes: dict[str, int] = {}
@@ -195,7 +195,7 @@ class ParallelLayout:
         for name, ranks in members.items():
             if list(layout.along(name)) != ranks:
                 raise ConfigError(
-                    f"Megatron's {name} group of rank {layout.rank} is {_shortened(ranks)}, which "
+                    f"Megatron's {name} group of rank {layout.rank} is [{_listed(ranks)}], which "
                     "no order of dp, cp, tp and pp gives: make the ParallelLayout by hand"
                 )
         return layout
@@ -343,6 +343,10 @@ def _order_of(members: Mapping[str, Sequence[int]]) -> str:
     return "-".join(sorted(members, key=stride))
 
 
-def _shortened(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"[{shown}, ...]" if len(ranks) > 8 else f"[{shown}]"
+def named_ranks(ranks: Sequence[int]) -> str:
+    """In words, as "ranks 0, 1": at most eight of them."""
+    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,25 +69,29 @@ _METRICS = {
 """Field of StreamStats -> type, name behind `dataservice_client_`, help."""
 
 
-def prometheus_text(stats: StreamStats, *, job: str, dp_rank: int) -> str:
-    """In the text exposition format, labelled with job and rank."""
-    name_of_job = job.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def prometheus_text(stats: StreamStats, labels: Mapping[str, object]) -> str:
+    """In the text exposition format; each process of a host needs labels of its own."""
+    shown = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
     lines = []
     for field, (kind, name, text) in _METRICS.items():
         full = f"dataservice_client_{name}"
         lines += [
             f"# HELP {full} {text}",
             f"# TYPE {full} {kind}",
-            f'{full}{{job="{name_of_job}",dp_rank="{dp_rank}"}} {getattr(stats, field)}',
+            f"{full}{{{shown}}} {getattr(stats, field)}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class MetricsFile:
     """For one thread."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], labels: Mapping[str, object]) -> None:
+        self.path, self._labels = Path(path), labels
         folder = self.path.absolute().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise ConfigError(
@@ -98,11 +103,11 @@ class MetricsFile:
     def is_due(self) -> bool:
         return time.monotonic() - self._written_at >= WRITE_S
 
-    def write(self, stats: StreamStats, *, job: str, dp_rank: int) -> None:
+    def write(self, stats: StreamStats) -> None:
         self._written_at = time.monotonic()
         whole = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            whole.write_text(prometheus_text(stats, job=job, dp_rank=dp_rank))
+            whole.write_text(prometheus_text(stats, self._labels))
             whole.replace(self.path)
         except OSError as error:
             whole.unlink(missing_ok=True)

@@ -22,15 +22,8 @@ from trainer_client.cells import after, make_batch
 from trainer_client.depth import WAITED_S, Seen, adapted, first_depth
 from trainer_client.device import Copy, DeviceCopier
 from trainer_client.free_memory import free_bytes
-from trainer_client.session import (
-    PASSING,
-    POLL_S,
-    Closed,
-    Patience,
-    Reminder,
-    Session,
-    late_error,
-)
+from trainer_client.patience import PASSING, Closed, Patience, Reminder, late_error
+from trainer_client.session import POLL_S, Session
 
 SLICE_S = 0.25
 """Longest sleep before a waiting thread looks around again."""

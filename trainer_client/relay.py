@@ -34,7 +34,6 @@ from dataservice.errors import (
     WireError,
 )
 from dataservice.rpc import local_client
-from dataservice.rpc.failures import ERROR_BODY_KEY, ERROR_CLASS_KEY, status_of
 from dataservice.rpc.local import (
     HELLO,
     MAX_MESSAGE_BYTES,
@@ -42,6 +41,7 @@ from dataservice.rpc.local import (
     Answer,
     Segment,
     address_of,
+    failure,
     new_socket,
     same_user,
 )
@@ -267,14 +267,7 @@ class Leader:
 
     def _refuse(self, connection: _Connection, error: DataServiceError) -> None:
         connection.wants = None
-        code, details, metadata = status_of(error)
-        told = dict(metadata)
-        body = told[ERROR_BODY_KEY]
-        assert isinstance(body, bytes)
-        answer = Answer(
-            code=code.name, details=details, error=str(told[ERROR_CLASS_KEY]), body=body
-        )
-        self._send(connection, answer, [])
+        self._send(connection, failure(error), [])
 
     def _send(self, connection: _Connection, answer: Answer, fds: list[int]) -> None:
         try:

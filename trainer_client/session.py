@@ -9,19 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dataservice.errors import (
-    DataServiceError,
-    DeadlineExceeded,
-    ServiceUnavailable,
-    StorageError,
-    WireError,
-)
+from dataservice.errors import DataServiceError, StorageError, WireError
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.layout import Allocate, fresh
@@ -37,12 +29,10 @@ from dataservice.wire.messages import (
 )
 from trainer_client.batch import VisionInfo, check_pack
 from trainer_client.fetching import WorkerLink
+from trainer_client.patience import PASSING, Closed, Patience, Reminder, late_error
 from trainer_client.relay import Relay, relay_of
 
 LOG = logging.getLogger(__name__)
-
-PASSING = (ServiceUnavailable, DeadlineExceeded, StorageError)
-"""Errors that may pass: tried again for as long as somebody has patience."""
 
 POLL_S = 10.0
 """Longest long poll; the answer of a call may take GRACE_S longer."""
@@ -51,63 +41,6 @@ BUILD_WAIT_S = 10.0
 """How long a worker may take to build a pack before the client asks where it is now."""
 SLOWEST_BYTES_S = 2 << 20
 """A link slower than this is treated as a worker that does not answer."""
-BACKOFF_S = (0.05, 2.0)
-
-FIRST_REMINDER_S = 5.0
-REMINDER_S = 30.0
-"""A wait is told in the log after the first time, then again and again after the second."""
-
-
-class Closed(Exception):
-    """Ends a loop whose owner closes the session; never reaches the user."""
-
-
-class Reminder:
-    """Says in the log, now and then, what somebody waits for."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._next_s = FIRST_REMINDER_S
-
-    def remind(self, who: str, what: str, timeout_s: float) -> None:
-        waited_s = time.monotonic() - self._started
-        if waited_s >= self._next_s:
-            self._next_s = waited_s + REMINDER_S
-            left_s = max(0.0, timeout_s - waited_s)
-            LOG.warning(
-                "%s has waited %.0f s: %s (gives up in %.0f s)", who, waited_s, what, left_s
-            )
-
-
-class Patience:
-    """How long a loop of calls may go on: until `stop` is set, or until a deadline."""
-
-    def __init__(self, stop: threading.Event, *, timeout_s: float | None = None) -> None:
-        self._stop = stop
-        self._started = time.monotonic()
-        self._timeout_s = timeout_s
-
-    def left_s(self, at_most: float) -> float:
-        """Seconds that the next call may take; raises Closed. 0 once the deadline has passed."""
-        if self._stop.is_set():
-            raise Closed
-        if self._timeout_s is None:
-            return at_most
-        return max(0.0, min(at_most, self._timeout_s - self.waited_s))
-
-    @property
-    def waited_s(self) -> float:
-        return time.monotonic() - self._started
-
-    @property
-    def over(self) -> bool:
-        return self.left_s(1.0) == 0.0
-
-    def pause(self, attempt: int) -> None:
-        """Sleep before the next attempt: longer each time, with jitter."""
-        shortest, longest = BACKOFF_S
-        delay = min(longest, shortest * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
-        self._stop.wait(self.left_s(delay))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -346,37 +279,48 @@ class Session:
 
     def _stream(self, place: PackPlace, pack_length: int, patience: Patience) -> Pack:
         self.check_process()
-        wait_s = patience.left_s(BUILD_WAIT_S)
-        timeout_s = wait_s + GRACE_S + place.size_bytes / SLOWEST_BYTES_S
         request = StreamPack(
             session=self.opened.session,
             pack_id=place.pack_id,
             dp_rank=self.request.dp_rank,
-            wait_s=wait_s,
+            wait_s=patience.left_s(BUILD_WAIT_S),
             peer=self.request.peer,
         )
         relay = self._relay if place.number >= 0 else None  # every worker has padding packs
-        handed_on = relay.take(request, allocate=self._allocate) if relay is not None else None
-        if handed_on is not None:
-            pack, local = handed_on, False
-        else:
-            pack, local = self._fetch(place.endpoint, request, timeout_s)
-        arrays, meta = pack
-        if meta.get("pack_id") != place.pack_id:
-            raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
-        check_pack(
-            arrays,
-            meta,
-            pack_length=pack_length,
-            vision=VisionInfo.of(self.opened),
-            align=self.opened.align,
-        )
-        if relay is not None and handed_on is None:
+        if relay is not None:
+            handed_on = self._handed_on(relay, request, pack_length)
+            if handed_on is not None:
+                return handed_on
+            request = replace(request, wait_s=patience.left_s(BUILD_WAIT_S))
+        timeout_s = request.wait_s + GRACE_S + place.size_bytes / SLOWEST_BYTES_S
+        pack, local = self._fetch(place.endpoint, request, timeout_s)
+        self._check(pack, place.pack_id, pack_length)
+        if relay is not None:
             relay.put(place.pack_id, pack)
         with self._lock:
             self.local_packs += local
-            self.relayed_packs += handed_on is not None
         return pack
+
+    def _handed_on(self, relay: Relay, request: StreamPack, pack_length: int) -> Pack | None:
+        """By a peer on this host; None: fetch it, whatever became of it there."""
+        pack = relay.take(request, allocate=self._allocate)
+        if pack is None:
+            return None
+        try:
+            self._check(pack, request.pack_id, pack_length)
+        except WireError as error:
+            LOG.warning("pack %s from a peer on this host: %s", request.pack_id, error)
+            return None
+        with self._lock:
+            self.relayed_packs += 1
+        return pack
+
+    def _check(self, pack: Pack, pack_id: str, pack_length: int) -> None:
+        arrays, meta = pack
+        if meta.get("pack_id") != pack_id:
+            raise WireError(f"asked for pack {pack_id}, got pack {meta.get('pack_id')}")
+        vision = VisionInfo.of(self.opened)
+        check_pack(arrays, meta, pack_length=pack_length, vision=vision, align=self.opened.align)
 
     def _fetch(self, endpoint: str, request: StreamPack, timeout_s: float) -> tuple[Pack, bool]:
         """From a worker; whether through shared memory."""
@@ -437,10 +381,3 @@ class Session:
 
 def _pack_ids(cells: StepCells) -> list[list[str]]:
     return [[place.pack_id for place in cell] for cell in cells.cells]
-
-
-def late_error(text: str, problem: DataServiceError | None) -> DataServiceError:
-    """What a wait that ended at its deadline raises, given what went wrong last, if anything."""
-    if isinstance(problem, ServiceUnavailable):
-        return ServiceUnavailable(f"{text}: {problem}; the stream's cursor is intact")
-    return DeadlineExceeded(f"{text}: {problem}" if problem is not None else text)

@@ -34,8 +34,9 @@ from trainer_client.depth import MOST, first_depth
 from trainer_client.device import DeviceCopier
 from trainer_client.layout import ParallelLayout
 from trainer_client.metrics import MetricsFile, StreamStats
+from trainer_client.patience import PASSING, Closed, Patience, late_error
 from trainer_client.prefetch import Bounds, Prefetcher
-from trainer_client.session import PASSING, POLL_S, Closed, Patience, Session, late_error
+from trainer_client.session import POLL_S, Session
 
 STATE_VERSION = 2
 
@@ -67,7 +68,8 @@ class PackStream(IterableDataset[MicroBatch]):
         device_bytes    bound on batches copied to the device and not yet yielded; that of the next
                         one is always copied
         metrics_file    path of a text file in Prometheus' format (for a node exporter's textfile
-                        collector), renewed at the end of a step, at most every 5 s, and by `close`
+                        collector), another for each process; renewed at the end of a step, at most
+                        every 5 s, and by `close`
         timeout_s       how long the trainer may wait for one batch, or for all ranks to open
         digests         adds the SHA-256 of every pack to `batch.meta`
         local           packs of workers on this host come through shared memory where it can be
@@ -114,7 +116,6 @@ class PackStream(IterableDataset[MicroBatch]):
             pinned=self._copier.device.type == "cuda",
             device=self._copier.device,
         )
-        self._metrics = None if metrics_file is None else MetricsFile(metrics_file)
         self._timeout_s = timeout_s
         self._digests, self._local = digests, local
         self._endpoint = checked_endpoint(endpoint)
@@ -134,6 +135,8 @@ class PackStream(IterableDataset[MicroBatch]):
             peers=len(layout.readers),
             pid=os.getpid(),
         )
+        labels = {"job": job, "dp_rank": layout.dp_rank, "peer": layout.peer}
+        self._metrics = None if metrics_file is None else MetricsFile(metrics_file, labels)
         self._state: ResumeState | None = None
         self._session: Session | None = None
         self._prefetcher: Prefetcher | None = None
@@ -202,7 +205,7 @@ class PackStream(IterableDataset[MicroBatch]):
                 session.open(self._timeout_s)
                 self._check_place(session)
             except BaseException as error:
-                _shut_down(session, None, os.getpid())
+                _shut_down(session, None, self._copier, os.getpid())
                 self._session = None
                 if isinstance(error, Closed):
                     raise DataServiceError("the PackStream was closed") from None
@@ -223,7 +226,9 @@ class PackStream(IterableDataset[MicroBatch]):
         """Have the interpreter's exit close what nobody closed."""
         if self._closer is not None:
             self._closer.detach()
-        self._closer = weakref.finalize(self, _shut_down, session, prefetcher, os.getpid())
+        self._closer = weakref.finalize(
+            self, _shut_down, session, prefetcher, self._copier, os.getpid()
+        )
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -255,7 +260,7 @@ class PackStream(IterableDataset[MicroBatch]):
 
     def _write_metrics(self, *, ended: bool = False) -> None:
         if self._metrics is not None and (ended or self._metrics.is_due()):
-            self._metrics.write(self.stats(), job=self._request.job, dp_rank=self._request.dp_rank)
+            self._metrics.write(self.stats())
 
     def get(self, step: int, micro_step: int) -> MicroBatch:
         """One micro-batch by its address; the iterator and the state stay where they are."""
@@ -372,10 +377,13 @@ class PackStream(IterableDataset[MicroBatch]):
         )
 
 
-def _shut_down(session: Session, prefetcher: Prefetcher | None, pid: int) -> None:
+def _shut_down(
+    session: Session, prefetcher: Prefetcher | None, copier: DeviceCopier, pid: int
+) -> None:
     if os.getpid() != pid:
         return
     session.interrupt()
     if prefetcher is not None:
         prefetcher.join()
+    copier.settle()
     session.say_goodbye()

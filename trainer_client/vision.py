@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dataservice.errors import ConfigError
+from trainer_client.cost_terms import P_REF
 
 Embeddings = Tensor | tuple[Tensor, ...]
 """Of the images in order: [sum of p / merge^2, ...], or several such (as Qwen3-VL's deepstack)."""
@@ -26,8 +27,6 @@ Encoder = Callable[[Tensor, Tensor], Embeddings]
 Tiles attend to themselves alone, so each is an image of its own: `torch.ones(num_tiles, 3)` as
 grid, merge=1, and an encoder that returns [tiles, ...].
 """
-P_REF = 4096
-"""Patches at which an image's attention costs as much as the rest of it; plan.p_ref's default."""
 
 
 def chunked_forward(

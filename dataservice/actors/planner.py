@@ -33,7 +33,6 @@ from dataservice.core.balance import assign
 from dataservice.core.cursor import Cursor
 from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.core.plan import Plan
-from dataservice.core.plan.check import kind_grids
 from dataservice.core.settings import Grid
 from dataservice.core.tables import StepPlan
 from dataservice.errors import DataServiceError
@@ -179,11 +178,7 @@ class Planner:
         mix, tiles = self.plan.streams[0].phases[phase], self.config.plan.vision.mode == "tiles"
         return StepSettings(
             pack_length=mix.pack_length,
-            num_packs=tuple(
-                kind.packs_per_cell
-                for kind in kind_grids(self.config.plan, grid)
-                for _ in range(kind.micro_steps)
-            ),
+            num_packs=self.plan.packs_per_cell(grid),
             max_pixels=0 if tiles else mix.rules.max_pixels,
             max_tiles=mix.rules.max_tiles if tiles else 0,
         )

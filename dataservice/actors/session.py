@@ -209,14 +209,20 @@ class RankProgress:
 
     def __init__(self, *, done: tuple[int, int], heard: float, peers: int) -> None:
         self.peers = [PeerProgress(done=done, heard=heard) for _ in range(peers)]
+        self.done = done
+        """Of the slowest peer; kept, since every call of every peer asks it of all ranks."""
+
+    def note(self, peer: int, done: tuple[int, int], waited_s: float, *, closing: bool) -> None:
+        reader = self.peers[peer]
+        reader.done = max(reader.done, done)
+        reader.heard = time.monotonic()
+        reader.waited_s += waited_s
+        reader.closed = reader.closed or closing
+        self.done = min(one.done for one in self.peers)
 
     @property
     def slowest_peer(self) -> int:
         return min(range(len(self.peers)), key=lambda number: self.peers[number].done)
-
-    @property
-    def done(self) -> tuple[int, int]:
-        return min(peer.done for peer in self.peers)
 
     @property
     def heard(self) -> float:
@@ -303,12 +309,8 @@ class Session:
             raise ConfigError(f"dp_rank = {dp_rank}: this session has {self.grid.dp_size} ranks")
         if not 0 <= peer < self.peers:
             raise ConfigError(f"peer = {peer}: ranks of this session have {self.peers} peers")
-        reader = self.ranks[dp_rank].peers[peer]
         before = self.done_step
-        reader.done = max(reader.done, done)
-        reader.heard = time.monotonic()
-        reader.waited_s += waited_s
-        reader.closed = reader.closed or closing
+        self.ranks[dp_rank].note(peer, done, waited_s, closing=closing)
         moved = self.done_step > before
         if moved:
             for step in [s for s in self.steps if s < self.held_step]:

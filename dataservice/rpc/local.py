@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataservice.errors import WireError
+from dataservice.rpc.failures import ERROR_BODY_KEY, ERROR_CLASS_KEY, failure_of
 from dataservice.wire.encoded import EncodedPack
 
 HELLO = b"packs"
@@ -50,6 +51,17 @@ class Answer:
     error: str = ""
     """Class of dataservice.errors."""
     body: bytes = b""
+
+
+def failure(error: Exception) -> Answer:
+    """To a StreamPack that ended with `error`, as gRPC would answer it."""
+    code, details, metadata = failure_of("StreamPack", error)
+    told = dict(metadata)
+    body = told.get(ERROR_BODY_KEY, b"")
+    assert isinstance(body, bytes)
+    return Answer(
+        code=code.name, details=details, error=str(told.get(ERROR_CLASS_KEY, "")), body=body
+    )
 
 
 def new_socket() -> socket.socket:

@@ -18,11 +18,9 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from dataservice.errors import ServiceUnavailable, WireError
-from dataservice.rpc.failures import ERROR_BODY_KEY, ERROR_CLASS_KEY, failure_of
 from dataservice.rpc.local import (
     HELLO,
     MAX_CONNECTIONS,
@@ -31,6 +29,7 @@ from dataservice.rpc.local import (
     Answer,
     Segment,
     address_of,
+    failure,
     new_socket,
     roomy,
     same_user,
@@ -234,7 +233,7 @@ class _Connection:
             raise
         except Exception as error:
             self.task = None
-            self._send(_failure(error), ())
+            self._send(failure(error), ())
             return
         if taken:
             self._server.data.taken(request, pack)
@@ -280,14 +279,3 @@ class _Connection:
             return segment.size_bytes >= size_bytes
         self._spare_packs = 0
         return False
-
-
-def _failure(error: Exception) -> Answer:
-    code, details, metadata = failure_of("StreamPack", error)
-    answer = Answer(code=code.name, details=details)
-    for key, value in metadata:
-        if key == ERROR_CLASS_KEY:
-            answer = replace(answer, error=str(value))
-        elif key == ERROR_BODY_KEY and isinstance(value, bytes):
-            answer = replace(answer, body=value)
-    return answer

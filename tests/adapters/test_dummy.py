@@ -1,21 +1,14 @@
-"""A dummy image changes neither loss nor gradients, and lets FSDP's ranks meet.
-
-Run as a script it is one of two ranks.
-"""
+"""A dummy image changes neither loss nor gradients, and lets FSDP's ranks meet."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from support.ranks import run_ranks
 from support.tiny_models import (
     IMAGE,
     INFO,
@@ -135,16 +128,7 @@ def test_a_tile() -> None:
 # ---- two ranks ----------------------------------------------------------------------------------
 
 
-def rank_main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/rendezvous"
-    dist.init_process_group(
-        "gloo",
-        init_method=store,
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=30),
-    )
+def rank_main(rank: int, _ranks: int, folder: str) -> None:
     batch = [mixed_batch, text_batch][rank]()
     for name, build in (("2.5", qwen2_5_vl), ("3", qwen3_vl)):
         model = build()
@@ -156,27 +140,11 @@ def rank_main(rank: int, folder: Path) -> None:
         loss_sum(model(**inputs).logits, inputs["labels"]).backward()
         summed = {n: p.grad.full_tensor() * RANKS for n, p in model.named_parameters()}
         if rank == 0:
-            torch.save(summed, folder / f"{name}.pt")
-    dist.destroy_process_group()
+            torch.save(summed, f"{folder}/{name}.pt")
 
 
 def test_fsdp_with_one_rank_without_images(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    environment = os.environ | {
-        "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    command = [sys.executable, __file__]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment, cwd=root)
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [process.wait(timeout=90) for process in ranks] == [0] * RANKS
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    run_ranks("adapters.test_dummy:rank_main", RANKS, tmp_path, str(tmp_path))
     for name, build in (("2.5", qwen2_5_vl), ("3", qwen3_vl)):
         model = build()
         losses = [
@@ -185,7 +153,3 @@ def test_fsdp_with_one_rank_without_images(tmp_path: Path) -> None:
         ]
         summed = torch.load(tmp_path / f"{name}.pt", weights_only=True)
         assert_same_gradients(summed, gradients(model, sum(losses)))
-
-
-if __name__ == "__main__":
-    rank_main(int(sys.argv[1]), Path(sys.argv[2]))

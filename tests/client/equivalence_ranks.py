@@ -1,12 +1,7 @@
-"""What test_equivalence.py runs on every rank: the tiny model over one way to place the packs.
-
-Run as a script it is one of the ranks.
-"""
+"""What test_equivalence.py runs on every rank: the tiny model over one way to place the packs."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.ranks import begin_rank, finish_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_client import MicroBatch, PackStream, ParallelLayout
@@ -96,14 +90,10 @@ def one_run(endpoint: str, rank: int, ranks: int, options: dict[str, Any]) -> di
     return {"losses": losses, "weights": weights.tolist(), "cells": cells}
 
 
-def main() -> None:
-    rank, ranks, folder = begin_rank()
+def all_runs(rank: int, ranks: int, wanted: dict[str, Any]) -> dict[str, Any]:
+    """`wanted`: (endpoint, options) by name."""
     runs = {}
-    for name, (endpoint, options) in json.loads(sys.argv[4]).items():
+    for name, (endpoint, options) in wanted.items():
         runs[name] = one_run(endpoint, rank, ranks, options)
         dist.barrier()
-    finish_rank(rank, folder, runs)
-
-
-if __name__ == "__main__":
-    main()
+    return runs

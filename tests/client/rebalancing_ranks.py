@@ -1,7 +1,4 @@
-"""What test_redistribute.py runs on every rank: each check returns what its rank saw, as JSON.
-
-Run as a script it is one of the ranks.
-"""
+"""What test_redistribute.py runs on every rank: each check returns what its rank saw, as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.ranks import begin_rank, finish_rank
 
 from dataservice.errors import DataServiceError
 from trainer_client import MicroBatch, VisionInfo
 from trainer_client.batch import build_micro_batch
 from trainer_client.redistribute import RebalancedLoader
-from trainer_client.synthetic import FAKE_INFO, FakePack, synthetic_packs
+from trainer_client.testing.synthetic import FAKE_INFO, FakePack, synthetic_packs
 
 MICRO_STEPS = 3
 STEPS = 4
@@ -322,14 +318,9 @@ CHECKS: list[Check] = [
 ]
 
 
-def main() -> None:
-    rank, ranks, folder = begin_rank()
+def all_checks(rank: int, ranks: int) -> dict[str, Any]:
     seen = {}
     for check in CHECKS:
         seen[check.__name__] = check(rank, ranks)
         dist.barrier()
-    finish_rank(rank, folder, seen)
-
-
-if __name__ == "__main__":
-    main()
+    return seen

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 from support.ranks import run_ranks
 
 from dataservice.core.settings import Grid
-from trainer_client.synthetic import Arrays
 from trainer_client.testing import (
     FAKE_INFO,
     FakePack,
@@ -25,6 +22,7 @@ from trainer_client.testing import (
     synthetic_packs,
     with_hole,
 )
+from trainer_client.testing.synthetic import Arrays
 
 STEPS = 50
 CONTROL_STEPS = 10
@@ -58,9 +56,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             wanted["arrival, mean"] = (arrival.endpoint, control)
             wanted["balanced, mean"] = (placed.endpoint, control)
             wanted["rebalanced, mean"] = (arrival.endpoint, in_turn | control)
-        script = str(Path(__file__).with_name("equivalence_ranks.py"))
         folder = tmp_path_factory.mktemp(f"equivalence{ranks}")
-        return run_ranks(script, ranks, folder, json.dumps(wanted))
+        return run_ranks("client.equivalence_ranks:all_runs", ranks, folder, wanted)
 
 
 def ways(runs: Runs) -> list[str]:

@@ -29,10 +29,7 @@ from dataservice.errors import ConfigError, ResumeRefused
 from dataservice.pipeline.patches import patchify
 from trainer_client import ParallelLayout
 from trainer_client.batch import MicroBatch, VisionInfo, check_pack
-from trainer_client.fake_plan import PlannedPacks
-from trainer_client.fake_samples import SampleTable
 from trainer_client.stream import PackStream
-from trainer_client.synthetic import IMAGE, PAD, VISION_END, VISION_START
 from trainer_client.testing import (
     FAKE_PLAN,
     FakeSample,
@@ -41,6 +38,9 @@ from trainer_client.testing import (
     made_up_samples,
     read_all,
 )
+from trainer_client.testing.plan import PlannedPacks
+from trainer_client.testing.samples import SampleTable
+from trainer_client.testing.synthetic import IMAGE, PAD, VISION_END, VISION_START
 
 SAMPLES = {
     "talks": made_up_samples(120, seed=1, image_share=0.6),

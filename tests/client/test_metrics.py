@@ -40,6 +40,7 @@ def test_the_file_has_what_the_stream_counted(tmp_path: Path) -> None:
     assert found["dataservice_client_steps_total"] == stats.steps == 3
     assert found["dataservice_client_waited_seconds_total"] == stats.waited_s > 0
     assert found["dataservice_client_received_bytes_total"] == stats.received_bytes
+    assert 'batches_total{job="j",dp_rank="0",peer="0"} 6\n' in path.read_text()
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
@@ -49,7 +50,8 @@ def test_labels_are_escaped() -> None:
             service.endpoint, job="j", layout=ParallelLayout(), micro_steps=1
         ).stats()
     job = 'a "b"\\\n'
-    families = list(text_string_to_metric_families(prometheus_text(stats, job=job, dp_rank=3)))
+    text = prometheus_text(stats, {"job": job, "dp_rank": 3})
+    families = list(text_string_to_metric_families(text))
     assert all(s.labels == {"job": job, "dp_rank": "3"} for f in families for s in f.samples)
     assert all(family.documentation for family in families)
 
@@ -59,9 +61,9 @@ def test_a_folder_that_goes_away_is_a_warning(
 ) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    file = MetricsFile(folder / "x.prom")
+    file = MetricsFile(folder / "x.prom", {})
     folder.rmdir()
     with FakeService(PACKS) as service:
         stream = PackStream(service.endpoint, job="j", layout=ParallelLayout(), micro_steps=1)
-    file.write(stream.stats(), job="j", dp_rank=0)
+    file.write(stream.stats())
     assert "cannot be written" in caplog.text

@@ -6,7 +6,7 @@ import gc
 import itertools
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,18 @@ from support.ranks import run_ranks
 
 from dataservice.core.balance import assign
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused, WireError
-from trainer_client import MicroBatch, PackStream, ParallelLayout, VisionInfo, flat
+from trainer_client import MicroBatch, PackStream, ParallelLayout, VisionInfo
 from trainer_client.batch import build_micro_batch
-from trainer_client.joining import join, padding_like
-from trainer_client.placement import Column, PlacementSettings, place
-from trainer_client.redistribute import RebalancedLoader
-from trainer_client.shares import vision_cost
-from trainer_client.synthetic import FAKE_INFO, synthetic_packs
-from trainer_client.testing import FakeService, assert_same_batches
+from trainer_client.redistribute import RebalancedLoader, flat
+from trainer_client.redistribute.joining import join, padding_like
+from trainer_client.redistribute.placement import Column, PlacementSettings, place
+from trainer_client.redistribute.shares import Fact, SourceReader, padding_of, vision_cost
+from trainer_client.testing import (
+    FAKE_INFO,
+    FakeService,
+    assert_same_batches,
+    synthetic_packs,
+)
 
 RANKS = 3
 STEP, MICRO_STEP, LAST, PACK_IDS, DIGEST, LOSS_TOKENS, IMAGES, WITHOUT = range(8)
@@ -34,8 +38,8 @@ Seen = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """By rank: what each check saw."""
-    script = str(Path(__file__).with_name("rebalancing_ranks.py"))
-    return run_ranks(script, RANKS, tmp_path_factory.mktemp("ranks"))
+    folder = tmp_path_factory.mktemp("ranks")
+    return run_ranks("client.rebalancing_ranks:all_checks", RANKS, folder)
 
 
 def by_step(seen: Seen, check: str) -> dict[int, list[list[Any]]]:
@@ -337,7 +341,7 @@ def test_a_loader_that_nobody_closes_leaves_no_thread() -> None:
 
 
 def test_a_source_that_hangs_is_closed_with_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_client.ahead.PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_client.redistribute.ahead.PATIENCE_S", 0.1)
     source = Source(0, 30, hang_at=MICRO_STEPS)
     with alone(source) as loader:
         next(loader)
@@ -413,6 +417,22 @@ def test_padding_has_nothing_to_learn_from() -> None:
     assert vision_cost(padding) == 0 and padding.meta["pack_ids"] == ["pad.64"]
     joined = join([micro_batch(pack, "p"), padding])
     assert joined["cu_seqlens"][-1] == 128 and joined["doc_ids"][-1] == -1
+
+
+def test_padding_stays_as_told_when_longer_packs_are_read_ahead() -> None:
+    long = replace(FAKE_INFO, pack_length=96)
+    packs = [*synthetic_packs(2), *synthetic_packs(2, info=long)]
+    source = [micro_batch(pack, f"p{i}") for i, pack in enumerate(packs)]
+    reader = SourceReader(source, cost=vision_cost, packs_per_rank=2, pads=True)
+    share, following = reader.begin(), reader.begin()
+    reader.read(share, 2)
+    facts = dict.fromkeys((Fact.STEP, Fact.MICRO_STEP, Fact.SETTINGS), 0)
+    numbers = reader.numbers(share, facts)[len(Fact) :].reshape(-1, len(Column))
+    reader.read(following, 2)
+    padding = padding_of(share)
+    assert len(padding["input_ids"]) == FAKE_INFO.pack_length
+    assert numbers[0, Column.PAYLOAD_BYTES] == flat.payload_bytes(padding)
+    assert numbers[0, Column.HEADER_BYTES] == len(flat.describe(padding))
 
 
 def test_what_is_sent_is_what_is_received() -> None:

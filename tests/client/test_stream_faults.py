@@ -20,6 +20,7 @@ from dataservice.errors import (
     SessionFenced,
     WireError,
 )
+from dataservice.wire.messages import StreamPack
 from trainer_client import PackStream, ParallelLayout
 from trainer_client.testing import (
     FakeService,
@@ -66,6 +67,25 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 # ---- workers and bytes --------------------------------------------------------------------------
+
+
+class WrongRelay:
+    """A peer that hands on some other pack."""
+
+    def take(self, request: StreamPack, **_: Any) -> Any:
+        return {}, {"pack_id": "another"}
+
+    def put(self, pack_id: str, pack: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_damaged_pack_of_a_peer_is_fetched_and_no_worker_blamed(service: FakeService) -> None:
+    with stream_of(service) as stream:
+        stream._opened()._relay = WrongRelay()
+        assert stream.get(0, 0).micro_step == 0
+        assert (stream.stats().relayed_packs, stream.stats().retries) == (0, 0)
+    assert service.failed == []
 
 
 def test_a_worker_dies_in_the_middle_of_a_stream(service: FakeService) -> None:

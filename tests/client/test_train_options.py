@@ -1,19 +1,15 @@
-"""The example trainer's switches: losses and weights are the same under each; two ranks, float64.
-
-Run as a script it is the two gloo ranks.
-"""
+"""The example trainer's switches: losses and weights are the same under each, on two ranks."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.gloo_ranks import be_ranks, run_ranks
+from support.ranks import run_ranks
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from dataservice.errors import ConfigError
@@ -77,9 +73,9 @@ def one_run(endpoint: str, rank: int, options: str) -> dict[str, Any]:
     return {"losses": losses, "weights": flat, "without": without}
 
 
-def rank_main(rank: int, folder: Path, endpoint: str) -> None:
+def rank_main(rank: int, _ranks: int, endpoint: str, checkpoints: str) -> dict[str, Any]:
     found = {name: one_run(endpoint, rank, options) for name, options in OPTIONS.items()}
-    whole, cut = folder / "whole", folder / "cut"
+    whole, cut = f"{checkpoints}/whole", f"{checkpoints}/cut"
     for path, steps, options in (
         (whole, STEPS, ""),
         (cut, 2, "--parallel fsdp"),
@@ -88,20 +84,19 @@ def rank_main(rank: int, folder: Path, endpoint: str) -> None:
     ):
         options += f" --checkpoint {path} --steps {steps}"
         train_tiny_vlm.run(arguments(endpoint, options))
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    return found
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("options")
-    with FakeService(PACKS) as service:
-        run_ranks(__file__, made, service.endpoint)
-    return made
+    return tmp_path_factory.mktemp("options")
 
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    with FakeService(PACKS) as service:
+        work = "client.test_train_options:rank_main"
+        return run_ranks(work, RANKS, folder, service.endpoint, str(folder))
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
@@ -117,6 +112,7 @@ def test_single_ranks_had_no_image(runs: list[dict[str, Any]]) -> None:
     assert {0, 1} <= set(runs[0]["fsdp"]["without"])
 
 
+@pytest.mark.usefixtures("runs")
 def test_a_run_goes_on_under_the_other_parallelism(folder: Path) -> None:
     whole, cut = (torch.load(folder / name, weights_only=True) for name in ("whole", "cut"))
     assert whole["stream"]["cursor"] == cut["stream"]["cursor"]
@@ -204,7 +200,3 @@ def test_timings_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     lines = (tmp_path / "timings-rank0.jsonl").read_text().splitlines()
     assert len(lines) == len(PACKS) - 10
     assert all(json.loads(line)["vision_ms"] > 0 for line in lines)
-
-
-if __name__ == "__main__":
-    be_ranks(rank_main, RANKS, Path(sys.argv[1]), sys.argv[2])

@@ -1,21 +1,15 @@
-"""Images in groups and shared among ranks: float64, against one call on one rank.
-
-Run as a script it is one of four gloo ranks.
-"""
+"""Images in groups and shared among ranks: float64, against one call on one rank."""
 
 from __future__ import annotations
 
 import functools
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import be_ranks, run_ranks
+from support.ranks import run_ranks
 from torch import Tensor, nn
 
 from dataservice.errors import ConfigError
@@ -146,7 +140,7 @@ def equal_calls(group: dist.ProcessGroup) -> dict[str, Any]:
     return {"calls": len(encoder.calls), "gradient": differs(found, expected)}
 
 
-def rank_main(rank: int, folder: Path) -> None:
+def rank_main(rank: int, _ranks: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for size in (1, 2, 4):
         groups = [dist.new_group(list(range(first, first + size))) for first in range(0, 4, size)]
@@ -159,14 +153,12 @@ def rank_main(rank: int, folder: Path) -> None:
     found["equal calls"] = equal_calls(group)
     vision._Gather.backward = staticmethod(own_slice)
     found["wrong"] = shared_run("many", group, whole=False, chunked=False)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    return found
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("vision")
-    run_ranks(__file__, folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return run_ranks("client.test_vision:rank_main", RANKS, tmp_path_factory.mktemp("vision"))
 
 
 @pytest.mark.parametrize("name", list(IMAGES))
@@ -318,7 +310,3 @@ def test_qwen3_vl_in_groups(name: str) -> None:
     loss_of(encoder(patches, grid), slice(None)).backward()
     for key, parameter in model.named_parameters():
         assert differs(found[key], parameter.grad) < 1e-10, key
-
-
-if __name__ == "__main__":
-    be_ranks(rank_main, RANKS, Path(sys.argv[1]))

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from dataservice.errors import ConfigError, ServiceUnavailable
-from trainer_client import PackStream, ParallelLayout, session
+from trainer_client import PackStream, ParallelLayout, patience
 
 OPTIONS: dict[str, Any] = {"job": "any", "layout": ParallelLayout(), "micro_steps": 1}
 
@@ -18,7 +18,7 @@ def test_an_endpoint_that_is_none_is_refused_at_once(endpoint: str) -> None:
 def test_a_trainer_without_a_service_says_so_while_it_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(session, "FIRST_REMINDER_S", 0.2)
+    monkeypatch.setattr(patience, "FIRST_REMINDER_S", 0.2)
     with (
         caplog.at_level(logging.WARNING),
         PackStream("127.0.0.1:1", timeout_s=1.0, **OPTIONS) as stream,

@@ -8,10 +8,8 @@ from __future__ import annotations
 import torch
 
 from dataservice.errors import ConfigError
-from trainer_client.batch import MicroBatch
+from trainer_client.batch import IGNORE, MicroBatch
 from trainer_client.device import normalize
-
-IGNORE = -100
 
 
 def is_filler(batch: MicroBatch) -> torch.Tensor:

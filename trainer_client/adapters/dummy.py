@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from dataservice.wire.messages import SessionOpened
-from trainer_client.adapters.documents import IGNORE
-from trainer_client.batch import MicroBatch
+from trainer_client.batch import IGNORE, MicroBatch
 
 
 def with_dummy_image(batch: MicroBatch, info: SessionOpened) -> MicroBatch:

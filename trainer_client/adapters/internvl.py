@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 from dataservice.errors import ConfigError
-from trainer_client.adapters.documents import IGNORE, pixels, require
-from trainer_client.batch import MicroBatch
+from trainer_client.adapters.documents import pixels, require
+from trainer_client.batch import IGNORE, MicroBatch
 
 LossReduction = Literal["token", "sample", "square"]
 _EXPONENT = {"token": 0.0, "sample": 1.0, "square": 0.5}

@@ -13,14 +13,9 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch.nn import functional
 
-from trainer_client.adapters.documents import (
-    IGNORE,
-    is_filler,
-    pixels,
-    shifted_labels,
-)
+from trainer_client.adapters.documents import is_filler, pixels, shifted_labels
 from trainer_client.adapters.qwen_vl import mrope_positions
-from trainer_client.batch import MicroBatch
+from trainer_client.batch import IGNORE, MicroBatch
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trainer_client.adapters.documents import IGNORE, pixels
-from trainer_client.batch import MicroBatch
+from trainer_client.adapters.documents import pixels
+from trainer_client.batch import IGNORE, MicroBatch
 
 
 def padded_inputs(

@@ -16,23 +16,13 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from dataservice.errors import ConfigError
+from trainer_client.adapters.documents import shifted_labels
 from trainer_client.batch import MicroBatch
 from trainer_client.device import normalize
 from trainer_client.layout import ParallelLayout
 from trainer_client.stream import PackStream
 
-IGNORE = -100
 Batch = tuple[dict[str, Any], torch.Tensor]
-
-
-def shifted_labels(batch: MicroBatch) -> torch.Tensor:
-    """int64 [T]: at each token the one to predict, the next of its document, or -100."""
-    labels: torch.Tensor = batch["labels"]
-    shifted = torch.full_like(labels, IGNORE)
-    shifted[:-1] = labels[1:]
-    # A document's first label is -100 in our packs; padding and other sources need not know that.
-    shifted[batch["cu_seqlens"][1:-1].long() - 1] = IGNORE
-    return shifted
 
 
 def text_batch(batch: MicroBatch) -> Batch:

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import (
 from dataservice.errors import ConfigError
 from dataservice.wire.messages import SessionOpened
 from trainer_client import MicroBatch, normalize
+from trainer_client.batch import IGNORE
 from trainer_client.vision import chunked_forward
 
 try:
@@ -35,7 +36,6 @@ try:
 except ImportError:  # torch before 2.10
     varlen_attn = None  # type: ignore[assignment]
 
-IGNORE = -100
 Attention = Literal["auto", "flash", "mask", "segments"]
 Recompute = Literal["none", "selective", "full"]
 

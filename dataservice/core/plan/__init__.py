@@ -134,6 +134,11 @@ class Plan:
         taken = self._take(cursor, [kind.num_packs for kind in kind_grids(self.settings, grid)])
         return None if taken is None else taken.phase
 
+    def packs_per_cell(self, grid: Grid) -> tuple[int, ...]:
+        """Of a step, by micro-step."""
+        kinds = kind_grids(self.settings, grid)
+        return tuple(kind.packs_per_cell for kind in kinds for _ in range(kind.micro_steps))
+
     def skip(self, cursor: Cursor, grid: Grid, steps: int) -> Cursor:
         """The cursor `steps` steps later, or at the end of the plan.
 

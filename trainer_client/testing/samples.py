@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from dataservice.core.settings import Kind
 from dataservice.core.tables import SampleColumns, SourceStats
 from dataservice.core.vision import VisionRules, num_rows, planned_size
-from trainer_client.synthetic import IGNORE, IMAGE, PAD, VISION_END, VISION_START
+from trainer_client.batch import IGNORE
+from trainer_client.testing.synthetic import IMAGE, PAD, VISION_END, VISION_START
 
 Ints = NDArray[np.int64]
 Pixels = NDArray[np.uint8]

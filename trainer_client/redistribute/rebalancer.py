@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from dataservice.errors import ConfigError, DataServiceError, DeadlineExceeded, ResumeRefused
 from dataservice.wire.schema import encode_plain
-from trainer_client import flat
 from trainer_client.batch import MicroBatch
-from trainer_client.exchange import PackExchange
-from trainer_client.joining import join
-from trainer_client.placement import Column, Placement, PlacementSettings, place
-from trainer_client.shares import Cost, Fact, Share, SourceReader
+from trainer_client.layout import named_ranks
+from trainer_client.redistribute import flat
+from trainer_client.redistribute.exchange import PackExchange
+from trainer_client.redistribute.joining import join
+from trainer_client.redistribute.placement import Column, Placement, PlacementSettings, place
+from trainer_client.redistribute.shares import Cost, Fact, Share, SourceReader, padding_of
 
 ERROR_BYTES = 1024
 """Of an error's text that other ranks are told."""
@@ -151,9 +152,9 @@ class Rebalancer:
             self._raise_failed(failed, share.error)
         if other := _unlike_first(facts[:, [Fact.SETTINGS]]):
             raise ConfigError(
-                f"the RebalancedLoader of {_named(other)} has other settings than that of rank 0; "
-                f"those of rank {self.exchange.rank} are {self.settings.as_dict()} and remainder "
-                f'"{self.remainder}"; give all ranks the same'
+                f"the RebalancedLoader of {named_ranks(other)} has other settings than that of "
+                f"rank 0; those of rank {self.exchange.rank} are {self.settings.as_dict()} and "
+                f'remainder "{self.remainder}"; give all ranks the same'
             )
         if other := _unlike_first(facts[:, [Fact.STEP, Fact.MICRO_STEP]]):
             places = [
@@ -174,8 +175,8 @@ class Rebalancer:
             raise own
         why = texts[failed[0]].tobytes().decode(errors="replace").strip()
         raise DataServiceError(
-            f"{_named(failed)} could not read packs of step {self.step}, so no rank can go on; "
-            f"rank {failed[0]}: {why}"
+            f"{named_ranks(failed)} could not read packs of step {self.step}, so no rank can go "
+            f"on; rank {failed[0]}: {why}"
         )
 
     # ---- exchanging -----------------------------------------------------------------------------
@@ -268,13 +269,13 @@ class Rebalancer:
         number = pack - self.exchange.rank * self.settings.packs_per_rank
         if 0 <= number < len(share.headers):
             return share.headers[number]
-        return flat.describe(self._reader.padding())
+        return flat.describe(padding_of(share))
 
     def _take(self, pack: int, share: Share) -> MicroBatch:
         """A pack that this rank has, which is not kept any longer; each is taken once."""
         number = pack - self.exchange.rank * self.settings.packs_per_rank
         if not 0 <= number < len(share.packs):
-            return self._reader.padding()
+            return padding_of(share)
         taken, share.packs[number] = share.packs[number], None
         assert taken is not None
         return taken
@@ -313,8 +314,3 @@ def _by_rank(steps: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
 def _unlike_first(rows: NDArray[np.int64]) -> list[int]:
     """Ranks whose row differs from rank 0's."""
     return np.flatnonzero((rows != rows[0]).any(axis=1)).tolist()
-
-
-def _named(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

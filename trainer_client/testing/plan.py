@@ -14,14 +14,14 @@ import numpy as np
 from dataservice.core.cursor import Cursor
 from dataservice.core.packspec import PADDING, TOKEN_BYTES
 from dataservice.core.plan import Plan
-from dataservice.core.plan.check import kind_grids
 from dataservice.core.settings import Grid, PlanSettings, SourceShare
 from dataservice.core.tables import WindowPlan
 from dataservice.core.vision import VisionRules, tokens_of
 from dataservice.wire.messages import CursorState, SessionOpened, StepSettings
-from trainer_client.fake_packs import FakeStep
-from trainer_client.fake_samples import FakeSample, SampleTable, pixels_of
-from trainer_client.synthetic import FAKE_INFO, IGNORE, FakePack, laid_out, padding_pack
+from trainer_client.batch import IGNORE
+from trainer_client.testing.samples import FakeSample, SampleTable, pixels_of
+from trainer_client.testing.steps import FakeStep
+from trainer_client.testing.synthetic import FAKE_INFO, FakePack, laid_out, padding_pack
 
 FAKE_PLAN = PlanSettings(
     sources=(),
@@ -33,7 +33,7 @@ filled in."""
 
 
 class PlannedPacks:
-    """A `fake_packs.PackSource`."""
+    """A `steps.PackSource`."""
 
     def __init__(
         self, samples: Mapping[str, Sequence[FakeSample]], settings: PlanSettings, *, seed: int
@@ -137,11 +137,7 @@ class PlannedPacks:
         tiles = mix.rules.mode == "tiles"
         return StepSettings(
             pack_length=mix.pack_length,
-            num_packs=tuple(
-                kind.packs_per_cell
-                for kind in kind_grids(self.plan.settings, grid)
-                for _ in range(kind.micro_steps)
-            ),
+            num_packs=self.plan.packs_per_cell(grid),
             max_pixels=0 if tiles else mix.rules.max_pixels,
             max_tiles=mix.rules.max_tiles if tiles else 0,
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from dataservice.errors import DataServiceError, DeadlineExceeded
-from trainer_client.session import Reminder
+from trainer_client.patience import Reminder
 
 Item = TypeVar("Item")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dataservice.core.settings import Grid
 from dataservice.wire.messages import CursorState, SessionOpened, StepSettings
-from trainer_client.synthetic import FakePack, padding_pack
+from trainer_client.testing.synthetic import FakePack, padding_pack
 
 Ints = NDArray[np.int64]
 Placement = Callable[[Ints, Grid], tuple[NDArray[Any], NDArray[Any]]]

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
-from trainer_client.ahead import Ahead, Waiting
 from trainer_client.batch import MicroBatch
-from trainer_client.exchange import PackExchange
-from trainer_client.placement import PlacementSettings
-from trainer_client.rebalance import Produced, Rebalancer
-from trainer_client.shares import Cost, vision_cost
+from trainer_client.redistribute.ahead import Ahead, Waiting
+from trainer_client.redistribute.exchange import PackExchange
+from trainer_client.redistribute.placement import PlacementSettings
+from trainer_client.redistribute.rebalancer import Produced, Rebalancer
+from trainer_client.redistribute.shares import Cost, vision_cost
 
 STATE_VERSION = 1
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from dataservice.errors import ConfigError
-from trainer_client.batch import MicroBatch
+from trainer_client.batch import IGNORE, MicroBatch
 
-IGNORE = -100
 NUMBERED = ("doc_ids", "image_doc_ids")
 """Hold segment numbers, which count on from pack to pack."""
 LISTED = ("pack_ids", "pack_numbers", "sample_keys", "holes", "digests")

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.wire.messages import SessionOpened
-from trainer_client.batch import VisionInfo
+from trainer_client.batch import IGNORE, VisionInfo
 
-IGNORE = -100
 PAD, VISION_START, VISION_END, IMAGE = 256, 259, 260, 261
 FAKE_INFO = SessionOpened(
     ready=True,

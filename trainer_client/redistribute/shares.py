@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.errors import ConfigError
-from trainer_client import flat
-from trainer_client.batch import MicroBatch
-from trainer_client.cost_terms import cost_terms
-from trainer_client.joining import IGNORE, padding_like
-from trainer_client.placement import Column
+from trainer_client.batch import IGNORE, MicroBatch
+from trainer_client.cost_terms import P_REF, cost_terms
+from trainer_client.redistribute import flat
+from trainer_client.redistribute.joining import padding_like
+from trainer_client.redistribute.placement import Column
 
 Cost = Callable[[MicroBatch], int]
-P_REF = 4096
-"""The planner's default: patches of an image at which attention costs as much as the rest."""
 
 
 class Fact(IntEnum):
@@ -65,8 +63,16 @@ class Share:
     headers: list[bytes] = field(default_factory=list)
     source_step: int = -1
     source_loss_tokens: int = -1
+    padding: MicroBatch | None = None
+    """That this rank makes where packs are missing, as `numbers` told the others."""
     ended: bool = False
     error: Exception | None = None
+
+
+def padding_of(share: Share) -> MicroBatch:
+    """A new padding pack of a share whose numbers were told."""
+    assert share.padding is not None
+    return padding_like(share.padding)
 
 
 class SourceReader:
@@ -104,16 +110,12 @@ class SourceReader:
             Fact.SOURCE_LOSS_TOKENS: share.source_loss_tokens,
         }
         rows = np.zeros((1 + self._packs_per_rank, len(Column)), np.int64)
+        share.padding = self._padding
         if self._padding is not None:
             rows[0] = _columns(self._padding, 0, flat.describe(self._padding))
         if share.rows:
             rows[1 : 1 + len(share.rows)] = share.rows
         return np.concatenate([np.array([facts[fact] for fact in Fact], np.int64), rows.ravel()])
-
-    def padding(self) -> MicroBatch:
-        """A new padding pack, like the packs read last."""
-        assert self._padding is not None
-        return padding_like(self._padding)
 
     def _read_one(self, share: Share) -> None:
         if self._items is None:

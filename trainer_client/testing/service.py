@@ -2,7 +2,6 @@
 
 Invariants: everything a client sees comes over gRPC from this process; no Ray, no files; a pack
 goes to the cell that the plan says, or of listed packs `placement`; all threads end with the block.
-Needs grpcio-health-checking besides the base install (the `test` extra has it).
 """
 
 from __future__ import annotations
@@ -33,46 +32,18 @@ from dataservice.wire.messages import (
     Steps,
     StreamPack,
 )
-from trainer_client.fake_packs import (
+from trainer_client.testing.plan import FAKE_PLAN, PlannedPacks
+from trainer_client.testing.samples import FakeSample
+from trainer_client.testing.steps import (
     FakeStep,
     ListedPacks,
     PackSource,
     Placement,
     arrival_order,
-    balanced,
 )
-from trainer_client.fake_plan import FAKE_PLAN, PlannedPacks
-from trainer_client.fake_samples import FakeSample, made_up_samples
-from trainer_client.stream_checks import assert_resume_identical, assert_same_batches, read_all
-from trainer_client.synthetic import (
-    FAKE_INFO,
-    FakePack,
-    padding_pack,
-    synthetic_packs,
-    with_hole,
-)
-
-__all__ = [
-    "FAKE_INFO",
-    "FAKE_PLAN",
-    "FakePack",
-    "FakeSample",
-    "FakeService",
-    "arrival_order",
-    "assert_resume_identical",
-    "assert_same_batches",
-    "balanced",
-    "made_up_samples",
-    "padding_pack",
-    "read_all",
-    "synthetic_packs",
-    "with_hole",
-]
-
+from trainer_client.testing.synthetic import FAKE_INFO, FakePack
 
 Result = TypeVar("Result")
-
-# ---- the service --------------------------------------------------------------------------------
 
 
 class FakeService:
