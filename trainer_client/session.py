@@ -147,7 +147,7 @@ class Session:
         self._opened: SessionOpened | None = None
         self._local, self._allocate = local, allocate
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collected stream is closed in whatever thread
         self._unreported_s = 0.0
         self._coordinator = CoordinatorClient(endpoint)
         self._workers: dict[str, WorkerLink] = {}
@@ -163,8 +163,13 @@ class Session:
         """What is waited for, and the last failure that may pass."""
         return f"{self.doing}; {self.problem}" if self.problem is not None else self.doing
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process made it, rather than its parent."""
+        return os.getpid() == self._pid
+
     def check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if not self.is_here:
             raise DataServiceError(
                 f"this PackStream was opened by process {self._pid} and is used in process "
                 f"{os.getpid()} after a fork; open one stream in the process that trains (for a "
@@ -205,6 +210,8 @@ class Session:
         self._opened = opened
         if self._local:
             self._relay = relay_of(opened, self.request)
+            if self.stop.is_set() and self._relay is not None:
+                self._relay.close()  # interrupted meanwhile
         self.delivered = Delivered(step=opened.first_step, micro_step=opened.first_micro_step)
         return opened
 
@@ -356,14 +363,35 @@ class Session:
             peer=self.request.peer,
         )
         relay = self._relay if place.number >= 0 else None  # every worker has padding packs
-        handed_on = relay.take(request, allocate=self._allocate) if relay is not None else None
-        if handed_on is not None:
-            pack, local = handed_on, False
-        else:
-            pack, local = self._fetch(place.endpoint, request, timeout_s)
+        if relay is not None and (pack := self._from_peer(relay, request, pack_length)) is not None:
+            with self._lock:
+                self.relayed_packs += 1
+            return pack
+        pack, local = self._fetch(place.endpoint, request, timeout_s)
+        self._check_whole(pack, request, pack_length)
+        if relay is not None:
+            relay.put(place.pack_id, pack)
+        with self._lock:
+            self.local_packs += local
+        return pack
+
+    def _from_peer(self, relay: Relay, request: StreamPack, pack_length: int) -> Pack | None:
+        """None: it is to come from the worker, also where what the peer gave is wrong."""
+        pack = relay.take(request, allocate=self._allocate)
+        if pack is None:
+            return None
+        try:
+            self._check_whole(pack, request, pack_length)
+        except WireError as error:
+            LOG.warning("pack %s from a peer on this host: %s", request.pack_id, error)
+            return None
+        return pack
+
+    def _check_whole(self, pack: Pack, request: StreamPack, pack_length: int) -> None:
+        """WireError unless it is the pack asked for, and as it should be."""
         arrays, meta = pack
-        if meta.get("pack_id") != place.pack_id:
-            raise WireError(f"asked for pack {place.pack_id}, got pack {meta.get('pack_id')}")
+        if meta.get("pack_id") != request.pack_id:
+            raise WireError(f"asked for pack {request.pack_id}, got pack {meta.get('pack_id')}")
         check_pack(
             arrays,
             meta,
@@ -371,12 +399,6 @@ class Session:
             vision=VisionInfo.of(self.opened),
             align=self.opened.align,
         )
-        if relay is not None and handed_on is None:
-            relay.put(place.pack_id, pack)
-        with self._lock:
-            self.local_packs += local
-            self.relayed_packs += handed_on is not None
-        return pack
 
     def _fetch(self, endpoint: str, request: StreamPack, timeout_s: float) -> tuple[Pack, bool]:
         """From a worker; whether through shared memory."""
