@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,8 @@ class MetricsFile:
                 f'metrics_file is "{path}": {folder} is no folder that can be written to; make it, '
                 "or give another"
             )
+        if self.path.is_dir():
+            raise ConfigError(f'metrics_file is "{path}", which is a folder; give a file in it')
         self._written_at = -WRITE_S
 
     def is_due(self) -> bool:
@@ -110,5 +113,6 @@ class MetricsFile:
             whole.write_text(prometheus_text(stats, self._labels))
             whole.replace(self.path)
         except OSError as error:
-            whole.unlink(missing_ok=True)
+            with suppress(OSError):
+                whole.unlink(missing_ok=True)
             LOG.warning("metrics_file %s cannot be written: %s", self.path, error)

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import selectors
@@ -89,7 +90,8 @@ def relay_of(opened: SessionOpened, request: OpenSession) -> Relay | None:
     peers = opened.host_peers
     if request.peer not in peers or len(peers) < 2:
         return None
-    name = relay_name(request.run_id, request.dp_rank, peers[0])
+    run = (request.job, opened.plan_digest, str(opened.session), request.run_id)
+    name = relay_name(json.dumps(run), request.dp_rank, peers[0])
     if request.peer != peers[0]:
         return Follower(name)
     try:
@@ -99,10 +101,11 @@ def relay_of(opened: SessionOpened, request: OpenSession) -> Relay | None:
         return None
 
 
-def relay_name(run_id: str, dp_rank: int, leader: int) -> str:
-    """As rpc.local.address_of wants it; run ids may be of any length."""
-    run = hashlib.sha256(run_id.encode()).hexdigest()[:32]
-    return f"relay/{run}/{dp_rank}/{leader}"
+def relay_name(run: str, dp_rank: int, leader: int) -> str:
+    """As rpc.local.address_of wants it; `run`, of any length, is what no other job's processes
+    have: packs of another session have the same ids."""
+    digest = hashlib.sha256(run.encode()).hexdigest()[:32]
+    return f"relay/{digest}/{dp_rank}/{leader}"
 
 
 # ---- the leader ---------------------------------------------------------------------------------

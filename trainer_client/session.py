@@ -80,7 +80,7 @@ class Session:
         self._opened: SessionOpened | None = None
         self._local, self._allocate = local, allocate
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collected stream is closed in whatever thread
         self._unreported_s = 0.0
         self._coordinator = CoordinatorClient(endpoint)
         self._workers: dict[str, WorkerLink] = {}
@@ -96,8 +96,13 @@ class Session:
         """What is waited for, and the last failure that may pass."""
         return f"{self.doing}; {self.problem}" if self.problem is not None else self.doing
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process made it, rather than its parent."""
+        return os.getpid() == self._pid
+
     def check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if not self.is_here:
             raise DataServiceError(
                 f"this PackStream was opened by process {self._pid} and is used in process "
                 f"{os.getpid()} after a fork; open one stream in the process that trains (for a "
@@ -138,6 +143,8 @@ class Session:
         self._opened = opened
         if self._local:
             self._relay = relay_of(opened, self.request)
+            if self.stop.is_set() and self._relay is not None:
+                self._relay.close()  # interrupted meanwhile
         self.delivered = Delivered(step=opened.first_step, micro_step=opened.first_micro_step)
         return opened
 

@@ -57,7 +57,12 @@ class Shelf:
             if segment is None:
                 self._forget(pack_id)
                 return
-        segment.write(pack)
+        try:
+            segment.write(pack)
+        except BaseException:
+            with self._lock:
+                self._give_up(segment)
+            raise
         with self._lock:
             if self._closed or pack_id in self._packs:
                 self._give_up(segment)

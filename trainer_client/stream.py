@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
+from dataservice.errors import ConfigError, DataServiceError, ResumeRefused, WireError
 from dataservice.rpc.client import checked_endpoint
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
@@ -39,6 +40,7 @@ from trainer_client.prefetch import Bounds, Prefetcher
 from trainer_client.session import POLL_S, Session
 
 STATE_VERSION = 2
+CLOSED = "the PackStream was closed"
 
 
 class PackStream(IterableDataset[MicroBatch]):
@@ -46,8 +48,8 @@ class PackStream(IterableDataset[MicroBatch]):
 
     Every rank of the job opens one; tensor, pipeline and context parallel peers get the same packs,
     which one of them fetches for all on its host.
-    For one consuming thread. Opened by the first batch, `open()` or `get()`, whichever comes first;
-    `load_state_dict` must come before that.
+    For one consuming thread, and any that call `get`. Opened by the first batch, `open()` or
+    `get()`, whichever comes first; `load_state_dict` must come before that.
 
         endpoint        coordinator, "host:port"
         layout          where this process stands in the job; the stream refuses one that is not
@@ -141,7 +143,9 @@ class PackStream(IterableDataset[MicroBatch]):
         self._session: Session | None = None
         self._prefetcher: Prefetcher | None = None
         self._closer: weakref.finalize[Any, Any] | None = None
-        self._closed = False
+        self._is_open = self._closed = False
+        self._opening = threading.RLock()
+        """Of several threads that open it, one does; `close` does not wait for it."""
         self._num_batches, self._waited_s = 0, 0.0
         self._num_steps, self._step_waited_s = 0, 0.0
         """The second, of the step that the last batch belongs to, up to it."""
@@ -157,10 +161,13 @@ class PackStream(IterableDataset[MicroBatch]):
         """
         session = self._opened()
         if self._prefetcher is None:
-            self._prefetcher = Prefetcher(
-                session, copier=self._copier, bounds=self._bounds, digests=self._digests
-            )
-            self._close_at_exit(session, self._prefetcher)
+            with self._opening:
+                if self._prefetcher is None:
+                    prefetcher = Prefetcher(
+                        session, copier=self._copier, bounds=self._bounds, digests=self._digests
+                    )
+                    self._close_at_exit(session, prefetcher)
+                    self._prefetcher = prefetcher
         return session.opened
 
     @property
@@ -171,7 +178,12 @@ class PackStream(IterableDataset[MicroBatch]):
         return self._session.opened
 
     def close(self) -> None:
-        """End the thread and the connections, and tell the coordinator. Idempotent."""
+        """End the thread and the connections, and tell the coordinator. Idempotent.
+
+        A forked child closes nothing of its parent's.
+        """
+        if self._session is not None and not self._session.is_here:
+            return  # a forked child has nothing to close, and its locks may be held for ever
         if not self._closed and self._num_batches:
             self._write_metrics(ended=True)
         self._closed = True
@@ -188,29 +200,38 @@ class PackStream(IterableDataset[MicroBatch]):
     def _opened(self) -> Session:
         if self._session is not None:
             self._session.check_process()
+        if not self._is_open:
+            with self._opening:
+                if not self._is_open:
+                    self._open_session()
         if self._closed:
-            raise DataServiceError("the PackStream is closed")
-        if self._session is None:
-            if get_worker_info() is not None:
-                raise ConfigError(
-                    "a PackStream prefetches by itself and cannot be split among DataLoader "
-                    "workers; use num_workers=0, or iterate over the stream itself"
-                )
-            session = Session(
-                self._endpoint, self._request, local=self._local, allocate=self._buffers.take
-            )
-            self._session = session
-            self._close_at_exit(session, None)
-            try:
-                session.open(self._timeout_s)
-                self._check_place(session)
-            except BaseException as error:
-                _shut_down(session, None, self._copier, os.getpid())
-                self._session = None
-                if isinstance(error, Closed):
-                    raise DataServiceError("the PackStream was closed") from None
-                raise
+            raise DataServiceError(CLOSED)
+        assert self._session is not None
         return self._session
+
+    def _open_session(self) -> None:
+        if self._closed:
+            raise DataServiceError(CLOSED)
+        if get_worker_info() is not None:
+            raise ConfigError(
+                "a PackStream prefetches by itself and cannot be split among DataLoader "
+                "workers; use num_workers=0, or iterate over the stream itself"
+            )
+        session = Session(
+            self._endpoint, self._request, local=self._local, allocate=self._buffers.take
+        )
+        self._session = session
+        self._close_at_exit(session, None)
+        try:
+            session.open(self._timeout_s)
+            self._check_place(session)
+        except BaseException as error:
+            _shut_down(session, None, self._copier, os.getpid())
+            self._session = None
+            if isinstance(error, Closed):
+                raise DataServiceError(CLOSED) from None
+            raise
+        self._is_open = True
 
     def _check_place(self, session: Session) -> None:
         """That this rank gets packs of its own, in the form that it needs."""
@@ -223,12 +244,16 @@ class PackStream(IterableDataset[MicroBatch]):
         check_first_packs(layout, self._run_id, opened, cells, timeout_s=self._timeout_s)
 
     def _close_at_exit(self, session: Session, prefetcher: Prefetcher | None) -> None:
-        """Have the interpreter's exit close what nobody closed."""
-        if self._closer is not None:
-            self._closer.detach()
+        """Have the interpreter's exit close what nobody closed, or at once where `close` has been
+        called meanwhile."""
+        before = self._closer
         self._closer = weakref.finalize(
             self, _shut_down, session, prefetcher, self._copier, os.getpid()
         )
+        if before is not None:
+            before.detach()
+        if self._closed:
+            self._closer()
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -280,7 +305,7 @@ class PackStream(IterableDataset[MicroBatch]):
                 for number in range(len(known[step].cells[micro_step]))
             ]
         except Closed:
-            raise DataServiceError("the PackStream was closed") from None
+            raise DataServiceError(CLOSED) from None
         batch = make_batch(session, known[step], micro_step, packs, digests=self._digests)
         batch.meta["waited_s"] = batch.meta["step_waited_s"] = patience.waited_s
         session.add_waited(patience.waited_s)
@@ -347,18 +372,16 @@ class PackStream(IterableDataset[MicroBatch]):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Start where `state` says; before the stream is opened. {} is the beginning."""
+        """Start where `state` says; before the stream is opened. {} is the beginning.
+
+        Raises ResumeRefused for what `state_dict` cannot have given.
+        """
         if self._session is not None:
             raise DataServiceError(
                 "the PackStream is open already; load the state before the first batch, or make "
                 "a new stream"
             )
-        if state and state.get("version") != STATE_VERSION:
-            raise ResumeRefused(
-                f"the state has version {state.get('version')!r}, this client reads version "
-                f"{STATE_VERSION}; use the version of the client that wrote it"
-            )
-        loaded = decode(ResumeState, encode_plain(state, what="state")) if state else None
+        loaded = _state_of(state)
         self._state = loaded
         self._request = replace(self._request, state=loaded)
 
@@ -387,3 +410,25 @@ def _shut_down(
         prefetcher.join()
     copier.settle()
     session.say_goodbye()
+
+
+def _state_of(state: dict[str, Any]) -> ResumeState | None:
+    if not isinstance(state, dict):
+        raise ResumeRefused(
+            f"the state is {type(state).__name__}, should be the dict that state_dict() gave; "
+            "{} is the beginning of the data"
+        )
+    if not state:
+        return None
+    if state.get("version") != STATE_VERSION:
+        raise ResumeRefused(
+            f"the state has version {state.get('version')!r}, this client reads version "
+            f"{STATE_VERSION}; use the version of the client that wrote it"
+        )
+    try:
+        return decode(ResumeState, encode_plain(state, what="state"))
+    except WireError as error:
+        raise ResumeRefused(
+            f"the state is damaged or was changed: {error}; load another checkpoint, or start "
+            "without one"
+        ) from None

@@ -145,6 +145,16 @@ class PackFrames(Iterator[bytes]):
 
     def __exit__(self, *_exc: object) -> None:
         self.cancel()
+        _drain(self._stream)
+
+
+def _drain(stream: Any) -> None:
+    """Takes the last events of a cancelled stream, which come at once. grpc's end of a stream that
+    is read by one thread (SINGLE_THREADED) leaves that to the reader, and has no name for it: until
+    then it keeps the call, and with it the connection, also of a channel that is closed."""
+    consume = getattr(stream, "_consume_next_event", None)
+    while consume is not None and stream._state.due:
+        consume()
 
 
 def _invocation(channel: Any, kind: str, method: str, call: str) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dataservice.errors import ConfigError
 from trainer_client import PackStream, ParallelLayout
 from trainer_client.metrics import MetricsFile, prometheus_text
 from trainer_client.testing import FakeService, synthetic_packs
@@ -67,3 +69,30 @@ def test_a_folder_that_goes_away_is_a_warning(
         stream = PackStream(service.endpoint, job="j", layout=ParallelLayout(), micro_steps=1)
     file.write(stream.stats())
     assert "cannot be written" in caplog.text
+    folder.touch()  # and something else comes in its place
+    file.write(stream.stats())
+
+
+def test_a_disk_that_is_full_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with FakeService(PACKS) as service:
+        with PackStream(
+            service.endpoint,
+            job="j",
+            layout=ParallelLayout(),
+            micro_steps=2,
+            metrics_file=tmp_path / "x.prom",
+        ) as stream:
+            assert len(list(stream)) == 6
+    assert "No space left" in caplog.text and list(tmp_path.iterdir()) == []
+
+
+def test_places_for_no_file_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere" / "x.prom"):
+        with pytest.raises(ConfigError, match="metrics_file"):
+            MetricsFile(path, {})

@@ -88,7 +88,7 @@ def process_main(settings: dict[str, Any], folder: Path) -> None:
 
 def names_of(run_id: str, dp_rank: int) -> list[str]:
     """Abstract sockets of a relay that exist on this host."""
-    name = relay_name(run_id, dp_rank, 0)
+    name = relay_name(json.dumps(("test", FAKE_INFO.plan_digest, "1", run_id)), dp_rank, 0)
     return [line for line in Path("/proc/net/unix").read_text().splitlines() if name in line]
 
 
@@ -211,6 +211,43 @@ def test_peers_of_two_hosts_fetch_once_on_each(tmp_path: Path) -> None:
         assert len(service.requests) == 2 * len(PACKS)
     logs = [[log_of(batch) for batch in one] for one in batches]
     assert logs.count(logs[0]) == 4
+
+
+def test_another_job_with_the_same_run_id_hands_on_nothing(tmp_path: Path) -> None:
+    """Both have packs of the same ids."""
+    others = synthetic_packs(len(PACKS), seed=9)
+    info = replace(FAKE_INFO, plan_digest="other")
+    with FakeService(PACKS) as one, FakeService(others, info=info) as other:
+        streams = [
+            *peers_of(one, 2, run_id=str(tmp_path)),
+            *peers_of(other, 2, run_id=str(tmp_path), job="other"),
+        ]
+        batches = read_all(streams)
+        relayed = [stream.stats().relayed_packs for stream in streams]
+        close(streams)
+    logs = [[log_of(batch) for batch in one] for one in batches]
+    assert logs[0] == logs[1] and logs[2] == logs[3] and logs[0] != logs[2]
+    assert relayed == [0, len(PACKS), 0, len(PACKS)]
+
+
+def test_a_wrong_pack_of_a_peer_is_fetched_from_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = relay.Leader.put
+
+    def put_damaged(self: relay.Leader, pack_id: str, pack: Any) -> None:
+        arrays, meta = pack
+        put(self, pack_id, (arrays, meta | {"num_docs": -1}))
+
+    monkeypatch.setattr(relay.Leader, "put", put_damaged)
+    with FakeService(PACKS) as service:
+        streams = peers_of(service, 2, run_id=str(tmp_path))
+        batches = read_all(streams)
+        assert [stream.stats().relayed_packs for stream in streams] == [0, 0]
+        close(streams)
+        assert service.failed == []
+    logs = [[log_of(batch) for batch in one] for one in batches]
+    assert logs[0] == logs[1]
 
 
 def test_a_peer_that_stalls_slows_nobody_and_grows_no_memory(tmp_path: Path) -> None:

@@ -283,8 +283,22 @@ def test_states_that_cannot_be_loaded(service: FakeService) -> None:
     stream = stream_of(service)
     with pytest.raises(ResumeRefused, match="version 3"):
         stream.load_state_dict(state | {"version": 3})
-    with pytest.raises(DataServiceError, match=r"cursor\.step"):
-        stream.load_state_dict(state | {"cursor": state["cursor"] | {"step": "three"}})
+    damaged: list[tuple[Any, str]] = [
+        (state | {"cursor": state["cursor"] | {"step": "three"}}, r"cursor\.step"),
+        (state | {"cursor": None}, "cursor"),
+        (state | {"more": 1}, "more"),
+        (state | {"micro_step": float("nan")}, "micro_step"),
+        (state | {"micro_step": torch.tensor(1)}, "micro_step"),
+        (state | {"micro_step": 1 << 70}, "64 bits"),
+        ({name: state[name] for name in state if name != "job"}, "job"),
+        (None, "NoneType"),
+        ([], "list"),
+    ]
+    for one, text in damaged:
+        with pytest.raises(ResumeRefused, match=text):
+            stream.load_state_dict(one)
+    stream.load_state_dict(state)
+    assert stream.state_dict() == state
 
 
 # ---- bounds -------------------------------------------------------------------------------------

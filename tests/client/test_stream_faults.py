@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -268,6 +270,50 @@ def test_closing_without_a_coordinator(service: FakeService) -> None:
     stream.close()
 
 
+def test_threads_that_come_first_open_it_once(service: FakeService) -> None:
+    with stream_of(service) as stream:
+        whole = list(stream)
+    for _ in range(5):
+        stream, results = stream_of(service), list[Any]()
+        at_once = threading.Barrier(5)
+
+        def read(
+            number: int,
+            stream: PackStream = stream,
+            results: list[Any] = results,
+            at_once: threading.Barrier = at_once,
+        ) -> None:
+            at_once.wait(20)
+            try:
+                results.append(stream.get(number, 0) if number < 4 else list(stream))
+            except DataServiceError as error:
+                results.append(error)
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        stream.close()
+        (batches,) = [one for one in results if isinstance(one, list)]
+        assert_same_batches(batches, whole)
+        got = {one.step: one for one in results if not isinstance(one, list)}
+        assert_same_batches([got[step] for step in range(4)], whole[:8:2])
+
+
+def test_close_while_it_opens_leaves_nothing(service: FakeService) -> None:
+    for number in range(12):
+        stream = stream_of(service)
+        closer = threading.Timer(0.002 * number, stream.close)
+        closer.start()
+        with suppress(DataServiceError):
+            list(stream)
+        closer.join(30)
+        with pytest.raises(DataServiceError, match="closed"):
+            next(stream)
+        assert stream._prefetcher is None or not stream._prefetcher._thread.is_alive()
+
+
 # ---- processes ----------------------------------------------------------------------------------
 
 
@@ -292,6 +338,24 @@ def test_use_after_a_fork_is_refused(service: FakeService) -> None:
         os.waitpid(child, 0)
         assert "after a fork" in text
         assert "num_workers=0" in text
+        assert len(list(stream)) == 11
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_closes_without_its_parents_locks(service: FakeService) -> None:
+    with stream_of(service, prefetch_packs=1) as stream:
+        next(stream)
+        with stream._buffers._lock:
+            child = os.fork()
+            if child == 0:
+                stream.close()
+                os._exit(0)
+        try:
+            wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
+        except AssertionError:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
         assert len(list(stream)) == 11
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -173,6 +174,7 @@ def test_a_pack_arrives_whole_and_a_damaged_one_does_not(serve: Serve) -> None:
 
 STREAMING_SERVER = """
 import asyncio
+import os
 from dataservice.rpc.server import start_server
 
 class Data:
@@ -250,3 +252,26 @@ def test_the_client_imports_nothing_heavy() -> None:
         "assert not found, found\n"
     )
     subprocess.run([sys.executable, "-c", check], timeout=60, check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc counts the descriptors")
+def test_a_stream_that_is_not_read_to_its_end_keeps_no_connection(
+    serve: Serve, data_of: Any
+) -> None:
+    endpoint = serve(data=data_of(lambda request: [b"one", b"two", asyncio.sleep(60)])).endpoint
+
+    def sockets() -> int:
+        places = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return sum(os.readlink(p).startswith("socket:") for p in places if os.path.islink(p))
+
+    before = sockets()
+    for read in (0, 1, 1, 1, 2, 2):
+        with DataClient(endpoint) as client, client.stream_pack(PACK, 60.0) as frames:
+            for _ in range(read):
+                next(frames)
+            if read == 2:
+                client.close()
+    deadline = time.monotonic() + 20
+    while sockets() > before:
+        assert time.monotonic() < deadline, f"{sockets()} sockets, {before} before"
+        time.sleep(0.02)

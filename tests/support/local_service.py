@@ -4,6 +4,7 @@ each with an event loop of its own; the planner is its real process."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Coroutine
@@ -68,6 +69,8 @@ class LocalService:
     ) -> None:
         self.config = config
         self._nodes = nodes
+        self._numbers = itertools.count()
+        """Of workers: one that comes after another was cut has a name of its own."""
         self.workers: dict[str, _Runner] = {}
         self.stagers: dict[str, _Runner] = {}
         self.coordinator: Coordinator
@@ -101,7 +104,7 @@ class LocalService:
         self._loop.close()
 
     def add_worker(self, node: str = "n0") -> str:
-        worker_id = f"w{len(self.workers)}-{node}"
+        worker_id = f"w{next(self._numbers)}-{node}"
         self.workers[worker_id] = _Runner(
             worker_id, lambda: Worker(coordinator=self.endpoint, worker_id=worker_id, node=node)
         )
