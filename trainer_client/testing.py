@@ -19,7 +19,6 @@ import numpy as np
 
 from dataservice.core.settings import Grid, PlanSettings
 from dataservice.errors import DataServiceError, ResumeRefused, SessionFenced
-from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.codec import encode_pack
 from dataservice.wire.messages import (
     CursorState,
@@ -51,6 +50,14 @@ from trainer_client.synthetic import (
     synthetic_packs,
     with_hole,
 )
+
+try:
+    from dataservice.rpc.server import RunningServer, start_server
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"trainer_client.testing needs {error.name}: pip install grpcio-health-checking",
+        name=error.name,
+    ) from error
 
 __all__ = [
     "FAKE_INFO",
