@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ WARM_UP = 0.2
 """Share of the steps whose samples are left out."""
 MOST_MB_A_1000_STEPS = 0.5
 NOTE_S = 1.0
+TOLD_S = 30.0
 
 
 @dataclass(kw_only=True)
@@ -30,9 +32,13 @@ class Flatness:
         return cls(processes={name: psutil.Process(pid) for name, pid in pids.items()})
 
     def watch(self, step: Callable[[], int], running: Callable[[], bool]) -> None:
-        """Notes once a second until `running` is false."""
+        """Notes once a second until `running` is false, and tells the step now and then."""
+        told = time.monotonic()
         while running():
             self.note(step())
+            if time.monotonic() - told > TOLD_S:
+                print(f"at step {step()}", file=sys.stderr, flush=True)
+                told = time.monotonic()
             time.sleep(NOTE_S)
 
     def note(self, step: int) -> None:

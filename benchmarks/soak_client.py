@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="where the data go (some MB)")
     args = parser.parse_args()
     print(f"machine:  {machine()}\ntorch:    {torch.__version__}")
-    print(f"command:  python {' '.join(sys.argv)}\n")
+    print(f"command:  python {' '.join(sys.argv)}\n", flush=True)
     with tempfile.TemporaryDirectory(dir=args.work, prefix="soak-") as name:
         found = soak(Path(name), args)
     for figure in found:

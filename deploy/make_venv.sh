@@ -43,7 +43,8 @@ make_venv() {
   # It shares its files with Pillow: where it is, pip would take Pillow's for installed.
   if pip show --quiet pillow-simd 2>/dev/null; then pip uninstall --quiet -y pillow-simd pillow; fi
   say "installing requirements.lock (about 2 minutes the first time)"
-  pip install --quiet -r requirements.lock
+  # The trainers' libraries, where install_trainers.sh has been, want other versions: no conflict to tell.
+  pip install --quiet --no-warn-conflicts -r requirements.lock
   pip install --quiet --no-deps --editable .
 }
 

@@ -17,9 +17,10 @@ import typer.main
 from dataservice.cli.app import app
 from dataservice.config import load_config
 from dataservice.storage.records import parse_record
-from trainer_client import PackStream, ParallelLayout
+from trainer_client import MicroBatch, PackStream, ParallelLayout
 from trainer_client.examples.tiny_trainers import arguments as example_arguments
 from trainer_client.examples.train_tiny_vlm import ModelSizes, TinyVLM, _arguments
+from trainer_client.redistribute import RebalancedLoader
 from trainer_client.testing import FAKE_INFO, FakeService, synthetic_packs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,8 +134,26 @@ def test_a_model_of_transformers_is_called() -> None:
 
 
 def test_a_trainers_own_test_runs() -> None:
-    assert len(blocks("python")) == 3
     exec(compile(blocks("python")[2], "README.md", "exec"), {})
+
+
+def test_packs_of_another_loader_are_balanced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(blocks("python")) == 4
+    yielded = []
+
+    class Recorded(RebalancedLoader):
+        def __next__(self) -> MicroBatch:
+            yielded.append(super().__next__())
+            return yielded[-1]
+
+    monkeypatch.setattr("trainer_client.redistribute.RebalancedLoader", Recorded)
+    with (
+        FakeService(synthetic_packs(40)) as service,
+        PackStream(service.endpoint, job="readme", layout=ParallelLayout(), micro_steps=1) as packs,
+    ):
+        exec(compile(blocks("python")[3], "README.md", "exec"), {"packs": packs})
+    assert len(yielded) == 48, "padded to whole steps of 16"
+    assert len({name for batch in yielded for name in batch.meta["pack_ids"]}) >= 40
 
 
 def test_shell_commands_parse() -> None:

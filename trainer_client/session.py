@@ -131,11 +131,7 @@ class Session:
             missing = ", ".join(str(r) for r in opened.missing_ranks)
             self.doing = opened.waiting_for or "all ranks have come"
             if missing:
-                self.doing = (
-                    f'job "{self.request.job}" has {self.request.dp_size} ranks, and ranks '
-                    f'{missing} have not come with run id "{self.request.run_id}"'
-                    + (f" ({opened.waiting_for})" if opened.waiting_for else "")
-                )
+                self.doing = self._absent(missing, opened.waiting_for)
             if patience.over:
                 raise self._late(patience, f"the session to open: {self.doing}")
             reminder.remind(who, self.doing, timeout_s)
@@ -147,6 +143,14 @@ class Session:
                 self._relay.close()  # interrupted meanwhile
         self.delivered = Delivered(step=opened.first_step, micro_step=opened.first_micro_step)
         return opened
+
+    def _absent(self, ranks: str, in_words: str) -> str:
+        request = self.request
+        job, run = f'job "{request.job}" has {request.dp_size} ranks', f'run id "{request.run_id}"'
+        if request.peers > 1 and in_words:
+            return f"{job} of {request.peers} peers, and these have not come with {run}: {in_words}"
+        more = f" ({in_words})" if in_words else ""
+        return f"{job}, and ranks {ranks} have not come with {run}{more}"
 
     def get_steps(
         self, first_step: int, count: int, *, wait_s: float, failed: tuple[str, ...] = ()

@@ -72,6 +72,20 @@ def fit(endpoint: str, folder: Path, *, last_step: int, **settings: Any) -> list
     return seen
 
 
+def test_a_resumed_run_saves_nothing_inside_a_step(endpoint: str, tmp_path: Path) -> None:
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    saved: list[Path] = []
+    for last_step in (2, 3):
+        folder = tmp_path / str(last_step)
+        keep = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1, save_last=True)
+        ckpt_path = saved[0] if saved else None
+        fit(endpoint, folder, last_step=last_step, ckpt_path=ckpt_path, callbacks=[keep])
+        saved += sorted(folder.glob("*.ckpt"))
+    states = [torch.load(path, weights_only=False)["PackDataModule"] for path in saved]
+    assert {state["stream"]["micro_step"] for state in states} == {0}
+
+
 def test_the_state_is_of_what_was_trained(
     endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,33 @@ def test_the_client_does_without_the_service_packages() -> None:
     assert printed(f"import sys; {block}; {IMPORT}; print('fine')") == "fine"
 
 
+def test_what_else_is_to_be_installed_is_said() -> None:
+    stopped = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['typer'] = None; from dataservice.command import main; main()",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert stopped.returncode == 2
+    assert stopped.stderr.startswith("error: the dataservice command needs typer, ")
+    assert "pip install '.[service]'" in stopped.stderr
+    stopped = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['grpc_health'] = None; import trainer_client.testing",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "pip install grpcio-health-checking" in stopped.stderr.splitlines()[-1]
+
+
 def test_all_names_exist_and_are_sorted() -> None:
     names = trainer_client.__all__
     assert names == sorted(names)

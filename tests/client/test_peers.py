@@ -275,6 +275,19 @@ def test_a_stream_whose_process_is_not_to_read_is_refused() -> None:
         stream_of("127.0.0.1:1", layout, run_id="r")
 
 
+def test_a_peer_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SessionOpened(
+        ready=False, session=0, missing_ranks=(0,), waiting_for="of rank 0 peer 1"
+    )
+    with (
+        FakeService(PACKS) as service,
+        stream_of(service.endpoint, ParallelLayout(tp=2), run_id="lonely", timeout_s=0.2) as stream,
+        pytest.raises(DeadlineExceeded, match=r'with run id "lonely": of rank 0 peer 1$'),
+    ):
+        monkeypatch.setattr("trainer_client.session.Session._call", lambda *_: answer)
+        stream.open()
+
+
 # ---- what is checked at the start ---------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from dataservice.errors import ResumeRefused
 from trainer_client.adapters.steps import check_accumulation
@@ -59,6 +60,11 @@ class PackDataModule(LightningDataModule):
                 f"the checkpoint {trainer.ckpt_path} does not say where the data was; fit it with "
                 "PackDataModule when it is written, or load the weights alone"
             )
+        if trainer is not None and trainer.ckpt_path is not None:
+            # It has forgotten that this step is saved, and would save it again inside the next one.
+            for callback in trainer.checkpoint_callbacks:
+                if isinstance(callback, ModelCheckpoint):
+                    callback._last_global_step_saved = trainer.global_step
         return _Loader(self._stream)
 
     def transfer_batch_to_device(

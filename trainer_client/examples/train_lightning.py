@@ -1,15 +1,18 @@
 """Lightning's `Trainer` on a PackStream.
 
 python -m trainer_client.examples.train_lightning --endpoint HOST:PORT --checkpoint DIR
+torchrun --nproc-per-node 2 -m trainer_client.examples.train_lightning --endpoint HOST:PORT ...
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -50,9 +53,18 @@ class TinyModule(LightningModule):
 
 def main(argv: list[str] | None = None) -> None:
     args = arguments("Train a tiny model with Lightning.", argv)
-    layout = ParallelLayout.data_parallel(
-        int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    )
+    if "WORLD_SIZE" not in os.environ:
+        run(args, ParallelLayout())
+        return
+    dist.init_process_group("gloo")  # the streams draw their run id there; Lightning takes it over
+    try:
+        run(args, ParallelLayout.from_env())
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def run(args: argparse.Namespace, layout: ParallelLayout) -> None:
     callbacks = []
     if args.checkpoint:
         callbacks.append(
@@ -66,7 +78,9 @@ def main(argv: list[str] | None = None) -> None:
         use_distributed_sampler=False,
         callbacks=callbacks,
         accelerator="cpu",
-        devices=1,
+        devices=layout.ranks_per_host or 1,
+        num_nodes=layout.dp_size // (layout.ranks_per_host or 1),
+        strategy="ddp" if layout.dp_size > 1 else "auto",
         logger=False,
         enable_checkpointing=bool(callbacks),
         enable_progress_bar=False,

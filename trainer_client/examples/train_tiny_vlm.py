@@ -205,7 +205,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
     parser.add_argument(
-        "--attention", choices=["auto", "flash", "mask", "segments"], default="auto"
+        "--attention",
+        choices=["auto", "flash", "mask", "segments"],
+        default="auto",
+        help="auto: flash where it runs, else SDPA segment by segment, or where compiled by a mask",
     )
     parser.add_argument(
         "--compile",

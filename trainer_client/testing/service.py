@@ -18,7 +18,6 @@ import numpy as np
 
 from dataservice.core.settings import Grid, PlanSettings
 from dataservice.errors import DataServiceError, ResumeRefused, SessionFenced
-from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.codec import encode_pack
 from dataservice.wire.messages import (
     CursorState,
@@ -42,6 +41,15 @@ from trainer_client.testing.steps import (
     arrival_order,
 )
 from trainer_client.testing.synthetic import FAKE_INFO, FakePack
+
+try:
+    from dataservice.rpc.server import RunningServer, start_server
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"trainer_client.testing needs {error.name}: pip install grpcio-health-checking",
+        name=error.name,
+    ) from error
+
 
 Result = TypeVar("Result")
 
