@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import LightningDataModule, Trainer
 
 from dataservice.errors import ResumeRefused
 from trainer_client.adapters.steps import check_accumulation
@@ -59,7 +59,7 @@ class PackDataModule(LightningDataModule):
                 f"the checkpoint {trainer.ckpt_path} does not say where the data was; fit it with "
                 "PackDataModule when it is written, or load the weights alone"
             )
-        return _Loader(self._stream)
+        return _Loader(self._stream, trainer)
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
@@ -81,9 +81,16 @@ class _Ahead:
 
 
 class _Loader:
-    def __init__(self, stream: PackStream) -> None:
-        self._stream = stream
+    """Stops the fit at the first epoch without a batch, where it would go on with empty ones."""
+
+    def __init__(self, stream: PackStream, trainer: Trainer | None) -> None:
+        self._stream, self._trainer = stream, trainer
 
     def __iter__(self) -> Iterator[_Ahead]:
+        has_ended = True
         for batch in self._stream:
+            has_ended = False
             yield _Ahead(batch, self._stream.state_dict())
+        if has_ended and self._trainer is not None:
+            log.warning("the data has ended at step %d", self._trainer.global_step)
+            self._trainer.should_stop = True
