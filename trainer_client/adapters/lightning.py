@@ -29,10 +29,12 @@ class PackDataModule(LightningDataModule):
 
         trainer.fit(model, datamodule=PackDataModule(stream, convert), ckpt_path=...)
 
-    `training_step` gets what `convert` makes of a micro-batch. `Trainer(max_steps=...,
-    accumulate_grad_batches=...)`: the second equal to the stream's `micro_steps`; Lightning
-    divides the loss by it. Give `inference_mode`, loggers and the rest as ever; other loaders by
-    a subclass, with their batches moved as Lightning does.
+    `training_step` gets what `convert` makes of a micro-batch; one that wants to know what
+    `stream.open()` says calls it itself: a stream that is open before `fit` cannot go on from a
+    checkpoint. `Trainer(max_steps=..., accumulate_grad_batches=...)`: the second equal to the
+    stream's `micro_steps`; Lightning divides the loss by it. A fit ends with the data, also
+    before `max_steps`. Give `inference_mode`, loggers and the rest as ever; other loaders by a
+    subclass, with their batches moved as Lightning does.
     """
 
     def __init__(self, stream: PackStream, convert: Callable[[MicroBatch], Any]) -> None:
