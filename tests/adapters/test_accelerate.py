@@ -10,7 +10,7 @@ from support.trainer_examples import (
     STEPS,
     arguments,
     expected_losses,
-    in_one_process,
+    in_this_process,
     launched,
     losses,
 )
@@ -22,7 +22,7 @@ def test_two_ranks_then_one_give_what_one_run_gives(endpoint: str, tmp_path: Pat
     expected = expected_losses(endpoint, 4)
     first = launched("train_accelerate", endpoint, tmp_path, "--steps", str(CUT))
     words = arguments("train_accelerate", endpoint, tmp_path)
-    second = in_one_process(
+    second = in_this_process(
         "train_accelerate", [[*words, "--steps", str(STEPS), "--micro-steps", "4"]]
     )
     assert losses(first + second) == pytest.approx(expected, abs=1e-9)

@@ -153,6 +153,14 @@ def test_geometric_sizes() -> None:
     assert buckets.sizes(15_000, 100)[1] == 128
 
 
+@pytest.mark.parametrize("max_images", [1, 8, 31, 32, 100])
+@pytest.mark.parametrize("max_patches", [64, 1024, 1280])
+def test_the_largest_micro_batch_fits(max_patches: int, max_images: int) -> None:
+    buckets = SizeBuckets.geometric(max_patches=max_patches, max_images=max_images)
+    for images in range(max_images + 1):
+        assert buckets.sizes(max_patches, images)[0] >= max_patches
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

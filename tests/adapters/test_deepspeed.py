@@ -6,42 +6,57 @@ Run as a script it is the pipeline's process.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import run_trainer
 from support.trainer_examples import (
     CUT,
+    PACKS,
     STEPS,
     arguments,
     expected_losses,
-    in_one_process,
     losses,
     run,
 )
+
+from trainer_client.testing import FakeService, synthetic_packs
 
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("deepspeed is not installed", allow_module_level=True)
 
 
-def test_a_run_that_was_cut_gives_what_one_run_gives(endpoint: str, tmp_path: Path) -> None:
-    expected = expected_losses(endpoint, 2)
-    words = arguments("train_deepspeed", endpoint, tmp_path)
-    output = in_one_process("train_deepspeed", [[*words, "--steps", str(n)] for n in (CUT, STEPS)])
-    assert losses(output) == pytest.approx(expected, abs=1e-5), "float32"
+PATHS = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+NEXT = "the pipeline"
 
 
-def test_a_pipeline_reads_the_iterator(endpoint: str) -> None:
-    output = run([sys.executable, __file__, endpoint], PYTHONPATH=os.pathsep.join(PATHS))
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the example and the pipeline printed, in one process, and what the first should."""
+    with FakeService(synthetic_packs(PACKS)) as service:
+        words = arguments("train_deepspeed", service.endpoint, tmp_path_factory.mktemp("deepspeed"))
+        runs = json.dumps([[*words, "--steps", str(n)] for n in (CUT, STEPS)])
+        command = [sys.executable, __file__, service.endpoint, runs]
+        example, pipeline = run(command, PYTHONPATH=os.pathsep.join(PATHS)).split(NEXT)
+        expected = expected_losses(service.endpoint, 2)
+    return {"example": example, "pipeline": pipeline, "expected": expected}
+
+
+def test_a_run_that_was_cut_gives_what_one_run_gives(outputs: dict[str, Any]) -> None:
+    expected = pytest.approx(outputs["expected"], abs=1e-5)
+    assert losses(outputs["example"]) == expected, "float32"
+
+
+def test_a_pipeline_reads_the_iterator(outputs: dict[str, Any]) -> None:
+    output = outputs["pipeline"]
     assert losses(output) == pytest.approx({0: 5.5451774445, 1: 5.5451774445}), (
         "all classes alike: ln 256 a token, whatever the number of micro-batches and tokens"
     )
     assert "more than 2 micro-batches" in output
-
-
-PATHS = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 
 def pipeline(endpoint: str) -> None:
@@ -53,7 +68,6 @@ def pipeline(endpoint: str) -> None:
     from trainer_client import MicroBatch, PackStream, ParallelLayout
     from trainer_client.adapters.deepspeed import PackIterator
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(alone | {"MASTER_PORT": "0"})
     deepspeed.init_distributed("gloo", verbose=False)
@@ -93,4 +107,6 @@ def pipeline(endpoint: str) -> None:
 
 
 if __name__ == "__main__":
+    run_trainer.main("train_deepspeed", json.loads(sys.argv[2]))
+    print(NEXT)
     pipeline(sys.argv[1])

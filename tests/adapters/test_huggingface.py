@@ -12,7 +12,7 @@ from support.trainer_examples import (
     STEPS,
     arguments,
     expected_losses,
-    in_one_process,
+    in_this_process,
     launched,
     losses,
 )
@@ -32,7 +32,7 @@ def test_two_ranks_then_one_give_what_one_run_gives(endpoint: str, tmp_path: Pat
     kept = json.loads((folder / "trainer_state.json").read_text())["stateful_callbacks"]
     assert kept["PackCursor"]["attributes"]["cursor"]["cursor"]["step"] == CUT
     words = arguments("train_hf_trainer", endpoint, tmp_path)
-    second = in_one_process(
+    second = in_this_process(
         "train_hf_trainer", [[*words, "--steps", str(STEPS), "--micro-steps", "4"]]
     )
     assert losses(first + second) == pytest.approx(expected, abs=2e-6)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from support.trainer_examples import (
     CUT,
+    PACKS,
     STEPS,
     arguments,
     expected_losses,
-    in_one_process,
+    in_this_process,
     losses,
 )
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_a_run_that_was_cut_gives_what_one_run_gives(endpoint: str, tmp_path: Path) -> None:
     expected = expected_losses(endpoint, 2)
     words = [*arguments("train_lightning", endpoint, tmp_path), "--checkpoint-every", str(CUT)]
-    output = in_one_process("train_lightning", [[*words, "--steps", str(n)] for n in (CUT, STEPS)])
+    output = in_this_process("train_lightning", [[*words, "--steps", str(n)] for n in (CUT, STEPS)])
     assert losses(output) == pytest.approx(expected, abs=1e-9)
 
 
@@ -96,6 +97,15 @@ def test_the_state_is_of_what_was_trained(
     caplog.set_level("INFO")
     assert fit(endpoint, tmp_path, last_step=4, ckpt_path=str(path)) == [4, 5, 6, 7]
     assert "the stream goes on at step 2" in caplog.text
+
+
+def test_more_steps_than_there_is_data_end(
+    endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fit(endpoint, tmp_path, last_step=50, callbacks=[], enable_checkpointing=False) == list(
+        range(PACKS)
+    )
+    assert f"the data has ended at step {PACKS // 2}" in caplog.text
 
 
 def test_a_checkpoint_of_other_data_is_refused(endpoint: str, tmp_path: Path) -> None:

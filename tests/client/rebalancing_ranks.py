@@ -204,7 +204,7 @@ def failing_cost(rank: int, ranks: int) -> Any:
 
 
 def other_settings(rank: int, ranks: int) -> Any:
-    with loader(Source(rank, 9), tolerance=0.5 if rank == 2 else 0.01) as batches:
+    with loader(Source(rank, 9), micro_steps=MICRO_STEPS + (rank == 2)) as batches:
         return error_of(lambda: next(batches))
 
 

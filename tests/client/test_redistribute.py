@@ -348,6 +348,34 @@ def test_a_source_that_hangs_is_closed_with_the_loader(monkeypatch: pytest.Monke
     assert source.closed.is_set()
 
 
+def test_a_generator_that_hangs_does_not_hide_what_close_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer_client.ahead.PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_client.ahead.JOIN_S", 0.1)
+    go_on = threading.Event()
+
+    def packs() -> Iterator[MicroBatch]:
+        yield from Source(0, MICRO_STEPS)
+        go_on.wait(60)
+
+    loader = alone(packs())
+    next(loader)
+    with pytest.raises(DataServiceError, match="did not end within 0 s; it is reading packs"):
+        loader.close()
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "rebalanced-loader-0":
+            thread.join(60)
+
+
+@pytest.mark.parametrize("cost", [2**61, -1, float("nan"), True])
+def test_a_cost_that_cannot_be_added_up_is_refused(cost: Any) -> None:
+    with alone(Source(0, 9), cost=lambda _: cost) as loader:
+        with pytest.raises(ConfigError, match="cost is"):
+            next(loader)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
 def test_batches_on_a_device_are_those_of_the_cpu() -> None:
     with alone(Source(0, 9)) as here, alone(Source(0, 9), device="cuda") as there:

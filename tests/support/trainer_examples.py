@@ -7,6 +7,9 @@ another number of ranks, must print what one uninterrupted loop in plain torch p
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
+import io
 import json
 import os
 import re
@@ -69,6 +72,15 @@ def run(command: list[str], *, timeout_s: float = 110, **environment: str) -> st
 def in_one_process(module: str, runs: list[list[str]], **environment: str) -> str:
     script = str(ROOT / "tests/support/run_trainer.py")
     return run([sys.executable, script, module, json.dumps(runs)], **environment)
+
+
+def in_this_process(module: str, runs: list[list[str]]) -> str:
+    """The same where the library is loaded here anyway, which takes most of the time."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for words in runs:
+            importlib.import_module(f"trainer_client.examples.{module}").main(words)
+    return output.getvalue()
 
 
 def launched(module: str, endpoint: str, folder: Path, *extra: str) -> str:

@@ -45,22 +45,24 @@ class SizeBuckets:
         min_patches: int = 1024,
         growth: float = 1.25,
     ) -> SizeBuckets:
-        """Patches grow by `growth` up to `max_patches` (`plan.patch_cap` times the packs of a
-        micro-batch, and room for pad images), images by 2 from 8 to beyond `max_images`.
+        """Every micro-batch of up to `max_patches` (`plan.patch_cap` times its packs) fits.
 
-        Up to 16,384 patches and 100 images that makes 14 x 5 shapes at most. 20,000 made-up packs
-        of 1,024 to 16,384 patches and up to 40 images, 13,000
-        shapes, came to 30 with 13 % more patches; growth 1.125 to 52 with 7 %, 1.5 to 16 with 23 %.
+        Patches grow by `growth` to the first size that holds them and the pad images besides,
+        images by 2 from 8 to beyond `max_images`. Up to 16,384 patches and 100 images that makes
+        14 x 5 shapes at most. 20,000 made-up packs of 1,024 to 16,384 patches and up to 40 images,
+        13,000 shapes, came to 30 with 13 % more patches; growth 1.125 to 52 with 7 %, 1.5 to 16
+        with 23 %.
         """
         if growth <= 1:
             raise ConfigError(f"growth is {growth}, must be above 1")
         unit = merge**2
-        patches = [-(-min(min_patches, max_patches) // unit) * unit]
-        while patches[-1] < max_patches:
-            patches.append(-(-max(int(patches[-1] * growth), patches[-1] + 1) // unit) * unit)
         images = [8]
         while images[-1] <= max_images:
             images.append(images[-1] * 2)
+        most = max_patches + max(images[0], images[-1] // 2) * unit
+        patches = [-(-min(min_patches, most) // unit) * unit]
+        while patches[-1] < most:
+            patches.append(-(-max(int(patches[-1] * growth), patches[-1] + 1) // unit) * unit)
         return cls(patches=tuple(patches), images=tuple(images), merge=merge)
 
     @property

@@ -31,11 +31,14 @@ class PackTrainer(Trainer):
         trainer.train(resume_from_checkpoint=...)
 
     `convert` makes the model's keyword arguments of a micro-batch. Labels come unshifted under
-    "labels". The arguments must have `max_steps` (a stream has no length),
-    `gradient_accumulation_steps` equal to the stream's `micro_steps`, and `ignore_data_skip=True`
-    (the stream resumes by its own state; replaying would skip what was not trained). With several
-    ranks, `average_tokens_across_devices` (the default) makes the loss a sum over the tokens of
-    the whole step, so that it does not matter which rank computes which pack; the model's forward
+    "labels". A `convert` that wants to know what `stream.open()` says calls it itself: a stream
+    that is open before `train` cannot go on from a checkpoint.
+
+    The arguments must have `max_steps` (a stream has no length), `gradient_accumulation_steps`
+    equal to the stream's `micro_steps`, and `ignore_data_skip=True` (the stream resumes by its
+    own state; replaying would skip what was not trained). With several ranks,
+    `average_tokens_across_devices` (the default) makes the loss a sum over the tokens of the
+    whole step, so that it does not matter which rank computes which pack; the model's forward
     must take `num_items_in_batch`, as those of transformers do, or give `compute_loss_func`.
     """
 

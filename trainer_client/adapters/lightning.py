@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from dataservice.errors import ResumeRefused
@@ -30,10 +30,12 @@ class PackDataModule(LightningDataModule):
 
         trainer.fit(model, datamodule=PackDataModule(stream, convert), ckpt_path=...)
 
-    `training_step` gets what `convert` makes of a micro-batch. `Trainer(max_steps=...,
-    accumulate_grad_batches=...)`: the second equal to the stream's `micro_steps`; Lightning
-    divides the loss by it. Give `inference_mode`, loggers and the rest as ever; other loaders by
-    a subclass, with their batches moved as Lightning does.
+    `training_step` gets what `convert` makes of a micro-batch; one that wants to know what
+    `stream.open()` says calls it itself: a stream that is open before `fit` cannot go on from a
+    checkpoint. `Trainer(max_steps=..., accumulate_grad_batches=...)`: the second equal to the
+    stream's `micro_steps`; Lightning divides the loss by it. A fit ends with the data, also
+    before `max_steps`. Give `inference_mode`, loggers and the rest as ever; other loaders by a
+    subclass, with their batches moved as Lightning does.
     """
 
     def __init__(self, stream: PackStream, convert: Callable[[MicroBatch], Any]) -> None:
@@ -65,7 +67,7 @@ class PackDataModule(LightningDataModule):
             for callback in trainer.checkpoint_callbacks:
                 if isinstance(callback, ModelCheckpoint):
                     callback._last_global_step_saved = trainer.global_step
-        return _Loader(self._stream)
+        return _Loader(self._stream, trainer)
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
@@ -87,9 +89,16 @@ class _Ahead:
 
 
 class _Loader:
-    def __init__(self, stream: PackStream) -> None:
-        self._stream = stream
+    """Stops the fit at the first epoch without a batch, where it would go on with empty ones."""
+
+    def __init__(self, stream: PackStream, trainer: Trainer | None) -> None:
+        self._stream, self._trainer = stream, trainer
 
     def __iter__(self) -> Iterator[_Ahead]:
+        has_ended = True
         for batch in self._stream:
+            has_ended = False
             yield _Ahead(batch, self._stream.state_dict())
+        if has_ended and self._trainer is not None:
+            log.warning("the data has ended at step %d", self._trainer.global_step)
+            self._trainer.should_stop = True

@@ -7,6 +7,7 @@ of several ranks whose consumers stand at the same item come to the same item; `
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -15,6 +16,8 @@ from typing import Generic, TypeVar
 
 from dataservice.errors import DataServiceError, DeadlineExceeded
 from trainer_client.patience import Reminder
+
+log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -97,7 +100,10 @@ class Ahead(Generic[Item]):
             return
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
-            interrupt()
+            try:
+                interrupt()
+            except Exception as error:  # a generator that runs cannot be closed
+                log.warning("%s could not interrupt its source: %s", self._name, error)
             self._thread.join(JOIN_S)
         if self._thread.is_alive():
             raise DataServiceError(

@@ -82,6 +82,7 @@ class Rebalancer:
     def produce(self) -> Iterator[Produced]:
         """Micro-batches in order. Whatever goes wrong here ends the other ranks' waits as well."""
         try:
+            self._check_settings()
             share = self._begin()
             self._read(share, self.settings.packs_per_rank)
             while (agreed := self._agree(share)) is not None:
@@ -124,6 +125,7 @@ class Rebalancer:
         if num_packs == 0 or (self.remainder == "drop" and not is_whole):
             self.dropped_packs = len(share.packs)
             return None
+        self.doing = f"placing the packs of step {self.step}"
         placement = place(facts[:, Fact.PACKS], table[:, 1:], table[:, 0], settings)
         sources = facts[:, [Fact.SOURCE_STEP, Fact.SOURCE_LOSS_TOKENS]]
         one_step = sources[0, 0] >= 0 and not _unlike_first(sources)
@@ -136,13 +138,21 @@ class Rebalancer:
             else int(placement.columns[:, Column.LABELLED].sum()),
         )
 
-    def _numbers(self, share: Share) -> NDArray[np.int64]:
+    def _check_settings(self) -> None:
+        """By itself and first: on the settings depends how many numbers the ranks tell later."""
+        what = "the settings of all ranks"
+        self.doing = f"waiting for {what}"
         agreed_on = encode_plain([self.settings.as_dict(), self.remainder], what="settings")
-        facts = {
-            Fact.STEP: self.step,
-            Fact.MICRO_STEP: self.first_micro_step,
-            Fact.SETTINGS: zlib.crc32(agreed_on),
-        }
+        checksum = np.array([zlib.crc32(agreed_on)], np.int64)
+        if other := _unlike_first(self.exchange.gather(checksum, what=what)):
+            raise ConfigError(
+                f"the RebalancedLoader of {_named(other)} has other settings than that of rank 0; "
+                f"those of rank {self.exchange.rank} are {self.settings.as_dict()} and remainder "
+                f'"{self.remainder}"; give all ranks the same'
+            )
+
+    def _numbers(self, share: Share) -> NDArray[np.int64]:
+        facts = {Fact.STEP: self.step, Fact.MICRO_STEP: self.first_micro_step}
         return self._reader.numbers(share, facts)
 
     def _check(self, facts: NDArray[np.int64], share: Share) -> None:
@@ -150,12 +160,6 @@ class Rebalancer:
         failed = np.flatnonzero(facts[:, Fact.FAILED]).tolist()
         if failed:
             self._raise_failed(failed, share.error)
-        if other := _unlike_first(facts[:, [Fact.SETTINGS]]):
-            raise ConfigError(
-                f"the RebalancedLoader of {named_ranks(other)} has other settings than that of "
-                f"rank 0; those of rank {self.exchange.rank} are {self.settings.as_dict()} and "
-                f'remainder "{self.remainder}"; give all ranks the same'
-            )
         if other := _unlike_first(facts[:, [Fact.STEP, Fact.MICRO_STEP]]):
             places = [
                 f"rank {rank} at step {facts[rank, Fact.STEP]} micro-step "

@@ -25,6 +25,10 @@ from trainer_client.redistribute.placement import Column
 Cost = Callable[[MicroBatch], int]
 
 
+COSTS_BELOW = 2**61
+"""What the planner adds up costs to."""
+
+
 class Fact(IntEnum):
     """Numbers of a rank that come before those of its packs."""
 
@@ -33,11 +37,9 @@ class Fact(IntEnum):
     STEP = 2
     MICRO_STEP = 3
     """With which it begins; not 0 only where it was resumed inside a step."""
-    SETTINGS = 4
-    """Checksum."""
-    SOURCE_STEP = 5
+    SOURCE_STEP = 4
     """-1 unless its packs are its share of a whole step of the source."""
-    SOURCE_LOSS_TOKENS = 6
+    SOURCE_LOSS_TOKENS = 5
 
 
 def vision_cost(pack: MicroBatch) -> int:
@@ -127,10 +129,11 @@ class SourceReader:
         pack = flat.as_micro_batch(item)
         header = flat.describe(pack)
         cost = self._cost(pack)
-        if isinstance(cost, bool) or not isinstance(cost, (int, np.integer)) or cost < 0:
+        is_whole = isinstance(cost, (int, np.integer)) and not isinstance(cost, bool)
+        if not is_whole or not 0 <= cost < COSTS_BELOW:
             raise ConfigError(
-                f"cost is {cost!r} for a pack; it must be a whole number of at least 0, such as "
-                "microseconds"
+                f"cost is {cost!r} for a pack; it must be a whole number from 0 to below 2**61, "
+                "such as microseconds"
             )
         if self._pads:
             known = self._padding
