@@ -146,7 +146,7 @@ class Rebalancer:
         checksum = np.array([zlib.crc32(agreed_on)], np.int64)
         if other := _unlike_first(self.exchange.gather(checksum, what=what)):
             raise ConfigError(
-                f"the RebalancedLoader of {_named(other)} has other settings than that of rank 0; "
+                f"the RebalancedLoader of {named_ranks(other)} has other settings than that of rank 0; "
                 f"those of rank {self.exchange.rank} are {self.settings.as_dict()} and remainder "
                 f'"{self.remainder}"; give all ranks the same'
             )
