@@ -351,8 +351,8 @@ def test_a_source_that_hangs_is_closed_with_the_loader(monkeypatch: pytest.Monke
 def test_a_generator_that_hangs_does_not_hide_what_close_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainer_client.ahead.PATIENCE_S", 0.1)
-    monkeypatch.setattr("trainer_client.ahead.JOIN_S", 0.1)
+    monkeypatch.setattr("trainer_client.redistribute.ahead.PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_client.redistribute.ahead.JOIN_S", 0.1)
     go_on = threading.Event()
 
     def packs() -> Iterator[MicroBatch]:
@@ -454,7 +454,7 @@ def test_padding_stays_as_told_when_longer_packs_are_read_ahead() -> None:
     reader = SourceReader(source, cost=vision_cost, packs_per_rank=2, pads=True)
     share, following = reader.begin(), reader.begin()
     reader.read(share, 2)
-    facts = dict.fromkeys((Fact.STEP, Fact.MICRO_STEP, Fact.SETTINGS), 0)
+    facts = dict.fromkeys((Fact.STEP, Fact.MICRO_STEP), 0)
     numbers = reader.numbers(share, facts)[len(Fact) :].reshape(-1, len(Column))
     reader.read(following, 2)
     padding = padding_of(share)

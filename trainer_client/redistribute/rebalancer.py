@@ -146,9 +146,9 @@ class Rebalancer:
         checksum = np.array([zlib.crc32(agreed_on)], np.int64)
         if other := _unlike_first(self.exchange.gather(checksum, what=what)):
             raise ConfigError(
-                f"the RebalancedLoader of {named_ranks(other)} has other settings than that of rank 0; "
-                f"those of rank {self.exchange.rank} are {self.settings.as_dict()} and remainder "
-                f'"{self.remainder}"; give all ranks the same'
+                f"the RebalancedLoader of {named_ranks(other)} has other settings than that of "
+                f"rank 0; those of rank {self.exchange.rank} are {self.settings.as_dict()} and "
+                f'remainder "{self.remainder}"; give all ranks the same'
             )
 
     def _numbers(self, share: Share) -> NDArray[np.int64]:
