@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dataservice.actors.ray_local import ray_environment
+
+ray_environment()  # Ray reads it when it is imported, as adapters of trainers do
+
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
