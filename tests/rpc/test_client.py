@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -258,7 +258,12 @@ def test_the_client_imports_nothing_heavy() -> None:
 def test_a_stream_that_is_not_read_to_its_end_keeps_no_connection(
     serve: Serve, data_of: Any
 ) -> None:
-    endpoint = serve(data=data_of(lambda request: [b"one", b"two", asyncio.sleep(60)])).endpoint
+    def two_and_no_end(request: StreamPack) -> Iterator[Any]:
+        yield b"one"
+        yield b"two"
+        yield asyncio.sleep(60)
+
+    endpoint = serve(data=data_of(two_and_no_end)).endpoint
 
     def sockets() -> int:
         places = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
