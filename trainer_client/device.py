@@ -71,6 +71,16 @@ def _normalized(
     return repeated.reshape(len(pixels), len(vision.mean) * vision.temporal_patch * area)
 
 
+def usable_device(device: str | torch.device) -> torch.device:
+    """With its number, of CUDA the current one; ConfigError where torch sees no CUDA device."""
+    wanted = torch.device(device)
+    if wanted.type != "cuda":
+        return wanted
+    if not torch.cuda.is_available():
+        raise ConfigError(f'device="{device}": torch sees no CUDA device; use device="cpu"')
+    return torch.device("cuda", torch.cuda.current_device()) if wanted.index is None else wanted
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
     """A copy under way, and on the CPU the batch itself."""
@@ -86,16 +96,12 @@ class DeviceCopier:
     def __init__(
         self, device: str | torch.device, *, normalize_to: torch.dtype | None = None
     ) -> None:
-        self.device = torch.device(device)
         self._dtype = normalize_to
         if normalize_to is not None and not normalize_to.is_floating_point:
             raise ConfigError(f"normalize is {normalize_to}, must be a floating-point dtype")
+        self.device = usable_device(device)
         self._cuda = self.device.type == "cuda"
-        if self._cuda and not torch.cuda.is_available():
-            raise ConfigError(f'device="{device}": torch sees no CUDA device; use device="cpu"')
         if self._cuda:
-            if self.device.index is None:
-                self.device = torch.device("cuda", torch.cuda.current_device())
             self.stream = torch.cuda.Stream(self.device)
             """On which everything here runs."""
         self._lock = threading.Lock()

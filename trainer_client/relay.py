@@ -36,15 +36,14 @@ from dataservice.errors import (
 )
 from dataservice.rpc import local_client
 from dataservice.rpc.local import (
-    HELLO,
     MAX_MESSAGE_BYTES,
     MAX_SEGMENT_BYTES,
     Answer,
     Segment,
     address_of,
     failure,
+    let_in,
     new_socket,
-    same_user,
 )
 from dataservice.rpc.local_client import LocalClient, Pack
 from dataservice.wire.encoded import EncodedPack
@@ -221,14 +220,7 @@ class Leader:
         except OSError as error:
             LOG.info("a peer could not connect: %s", error)
             return
-        try:
-            sock.setblocking(False)
-            if len(self._connections) >= self._most or not same_user(sock):
-                sock.close()
-                return
-            sock.send(HELLO)
-        except OSError:
-            sock.close()
+        if not let_in(sock, is_full=len(self._connections) >= self._most):
             return
         connection = _Connection(sock)
         self._connections.add(connection)

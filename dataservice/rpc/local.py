@@ -90,6 +90,19 @@ def same_user(connection: socket.socket) -> bool:
     return peer_uid(connection) == os.geteuid()
 
 
+def let_in(connection: socket.socket, *, is_full: bool) -> bool:
+    """HELLO to a new client, unless there is no room or it is another user's: closed then."""
+    try:
+        connection.setblocking(False)
+        if not is_full and same_user(connection):
+            connection.send(HELLO)
+            return True
+    except OSError:
+        pass
+    connection.close()
+    return False
+
+
 def roomy(size_bytes: int) -> int:
     """Of a segment for a pack of `size_bytes`: most larger packs need no other."""
     return -(-(size_bytes + size_bytes // 4) // _GRAIN_BYTES) * _GRAIN_BYTES

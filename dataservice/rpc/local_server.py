@@ -22,7 +22,6 @@ from typing import Protocol
 
 from dataservice.errors import ServiceUnavailable, WireError
 from dataservice.rpc.local import (
-    HELLO,
     MAX_CONNECTIONS,
     MAX_MESSAGE_BYTES,
     MAX_SEGMENT_BYTES,
@@ -30,9 +29,9 @@ from dataservice.rpc.local import (
     Segment,
     address_of,
     failure,
+    let_in,
     new_socket,
     roomy,
-    same_user,
 )
 from dataservice.wire.encoded import EncodedPack
 from dataservice.wire.messages import StreamPack
@@ -152,16 +151,8 @@ class LocalServer:
             self._loop.remove_reader(self._listener)
             self._loop.call_later(PAUSE_S, self._listen)
             return
-        try:
-            sock.setblocking(False)
-            if len(self._connections) >= MAX_CONNECTIONS or not same_user(sock):
-                sock.close()
-                return
-            sock.send(HELLO)
-        except OSError:
-            sock.close()
-            return
-        self._connections.add(_Connection(self, self._loop, sock))
+        if let_in(sock, is_full=len(self._connections) >= MAX_CONNECTIONS):
+            self._connections.add(_Connection(self, self._loop, sock))
 
 
 class _Connection:

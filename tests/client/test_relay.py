@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataservice.rpc import local
 from dataservice.rpc.local import roomy
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.encoded import EncodedPack
@@ -249,7 +250,7 @@ def test_whoever_says_nonsense_is_dropped(leader: Leader, name: str) -> None:
 def test_processes_of_other_users_are_turned_away(
     leader: Leader, follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "same_user", lambda _sock: False)
+    monkeypatch.setattr(local, "same_user", lambda _sock: False)
     monkeypatch.setattr(relay, "FIRST_CONNECT_S", 0.1)
     leader.put("p1", pack_of(1))
     assert follower.take(request(1)) is None

@@ -203,7 +203,7 @@ def test_a_name_that_is_taken_is_served_by_the_first_alone(serve_local: Any) -> 
         fetched(client)
 
 
-@pytest.mark.parametrize("side", [local_client, local_server])
+@pytest.mark.parametrize("side", [local_client, local])
 def test_another_user_is_refused(
     serve_local: Any, monkeypatch: pytest.MonkeyPatch, side: Any
 ) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
 from trainer_client.batch import MicroBatch
+from trainer_client.device import usable_device
 from trainer_client.redistribute.ahead import Ahead, Waiting
 from trainer_client.redistribute.exchange import PackExchange
 from trainer_client.redistribute.placement import PlacementSettings
@@ -112,7 +113,7 @@ class RebalancedLoader:
             raise ConfigError(f'remainder is {remainder!r}, must be "pad" or "drop"')
         self._source, self._timeout_s = source, timeout_s
         self._depth = ahead if overlap else 0
-        exchange = PackExchange(own_group, device=_with_index(device), timeout_s=timeout_s)
+        exchange = PackExchange(own_group, device=usable_device(device), timeout_s=timeout_s)
         settings = PlacementSettings(
             dp_size=exchange.size,
             micro_steps=micro_steps,
@@ -252,16 +253,6 @@ class RebalancedLoader:
                 "cannot be kept; wrap one that has, a PackStream or torchdata's StatefulDataLoader"
             )
         return method
-
-
-def _with_index(device: str | torch.device) -> torch.device:
-    wanted = torch.device(device)
-    if wanted.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(f'device="{device}": torch sees no CUDA device; use device="cpu"')
-        if wanted.index is None:
-            return torch.device("cuda", torch.cuda.current_device())
-    return wanted
 
 
 def _shut_down(
