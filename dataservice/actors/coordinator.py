@@ -11,10 +11,12 @@ import contextlib
 import json
 import logging
 import time
+from functools import partial
 from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
+from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
@@ -24,7 +26,7 @@ from dataservice.actors.status import status_of
 from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
-from dataservice.errors import ConfigError
+from dataservice.errors import ConfigError, JobHeld
 from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
 
 _LOG = logging.getLogger(__name__)
@@ -64,6 +66,9 @@ class Coordinator:
     async def start(self) -> None:
         """Opens the plan, restores what the journal holds, and watches leases."""
         shared = self.shared
+        if shared.log.ownership is not None:
+            keep = partial(self._keep_ownership, shared.log.ownership)
+            self._tasks.append(asyncio.ensure_future(kept_up("ownership", keep)))
         shared.info = await shared.planner.open(shared.config_json)
         for warning in shared.info.warnings:
             _LOG.warning("%s", warning)
@@ -73,7 +78,7 @@ class Coordinator:
             shared.holes.restore(hole)
         shared.quarantine.start(shared.info.digest)
         self.sessions.restore()
-        self._tasks = [
+        self._tasks += [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
             *(self.counting.tasks() if self._lazy else ()),
@@ -86,6 +91,16 @@ class Coordinator:
         await self.sessions.stop()
         await self.shared.planner.close()
         self.shared.log.close()
+
+    async def _keep_ownership(self, ownership: Ownership) -> None:
+        pause_s = ownership.owner.lease_s / RENEWALS_A_LEASE
+        while True:
+            try:
+                await asyncio.to_thread(ownership.renew)
+            except JobHeld as error:
+                self.shared.supersede(error)
+                return
+            await asyncio.sleep(pause_s)
 
     async def _watch_leases(self) -> None:
         registry = self.shared.registry
@@ -112,7 +127,10 @@ class Coordinator:
         return Scaled(before=before, target=self.target_workers)
 
     def fleet(self, news: FleetNews) -> FleetView:
-        """Takes what the keeper of the fleet knows, and tells it what it needs to know."""
+        """Takes what the keeper of the fleet knows, and tells it what it needs to know; raises
+        JobHeld once another coordinator owns the job."""
+        if self.shared.superseded is not None:
+            raise self.shared.superseded
         for worker_id, how in news.ended.items():
             self.work.ended(worker_id, how)
         self.work.drain(news.drain)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-from pathlib import Path
 
 import ray
 
@@ -15,13 +14,12 @@ from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
-JOURNAL = "coordinator.journal"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -47,9 +45,7 @@ class CoordinatorActor:
     async def start(self, port: int | None) -> str:
         """Returns the endpoint once control calls are answered; `port` in place of the config's."""
         config = self._config
-        state = Path(config.state_dir)
-        state.mkdir(parents=True, exist_ok=True)
-        log = StateLog(str(state / JOURNAL))
+        log = await asyncio.to_thread(open_state, config)
         self._coordinator = Coordinator(config, PlannerProcess(), log)
         serving = config.serving
         self._server = await start_server(
@@ -58,8 +54,11 @@ class CoordinatorActor:
             insecure=serving.insecure,
         )
         host = advertised_host(serving.host) or self._server.host
+        endpoint = f"{host}:{self._server.port}"
+        if log.ownership is not None:
+            log.ownership.endpoint = endpoint
         await self._coordinator.start()
-        return f"{host}:{self._server.port}"
+        return endpoint
 
     @property
     def coordinator(self) -> Coordinator:

@@ -1,5 +1,5 @@
-"""The coordinator's actor is killed and stopped on a Ray cluster of two data nodes: it comes again at
-the same endpoint, its workers and stagers live on, and the ranks read on as if nothing had been."""
+"""The coordinator's actor is killed and stopped on a Ray cluster of two data nodes: it comes again
+at the same endpoint, its workers live on, and the ranks read on as if nothing had been."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from support.demo_config import demo_config
 from support.harness import Readers, cluster_service, kill, listener, read_ranks, worker_pids
 
+from dataservice.actors import supervisor
 from dataservice.actors.launch import Service
 from dataservice.errors import ServiceUnavailable
 
@@ -75,7 +76,10 @@ def status_or_none(service: Service) -> dict | None:
         return None
 
 
-def test_coordinator_killed_while_ranks_read(tmp_path: Path) -> None:
+def test_coordinator_killed_while_ranks_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SILENT_S", 5.0)
     config = demo_config(tmp_path, workers={"count": 2, "decode_threads": 1})
     with cluster_service(config) as (service, _):
         wait_until(lambda: len(service.status()["workers"]) == 2, "two workers")
