@@ -63,9 +63,13 @@ async def work(config_json: str, **options: Any) -> None:
     await worker.run()
 
 
-def main() -> None:
+def set_up_logs() -> None:
     logging.basicConfig(level="INFO", format="%(asctime)s %(process)d %(name)s: %(message)s")
     logging.getLogger("asyncio").setLevel("ERROR")
+
+
+def main() -> None:
+    set_up_logs()
     roles = {"coordinator": coordinate, "stager": stage, "worker": work}
     role: Any = roles[sys.argv[1]]
     asyncio.run(role(Path(sys.argv[2]).read_text(), **json.loads(sys.argv[3])))
