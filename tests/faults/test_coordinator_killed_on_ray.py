@@ -19,7 +19,8 @@ from support.harness import Readers, cluster_service, kill, listener, read_ranks
 
 from dataservice.actors import supervisor
 from dataservice.actors.launch import Service
-from dataservice.errors import ServiceUnavailable
+from dataservice.actors.state_log import open_state
+from dataservice.errors import JobHeld, ServiceUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -93,8 +94,11 @@ def test_coordinator_killed_while_ranks_read(
         assert service.endpoint == endpoint
         wait_until(lambda: len(service.status()["workers"]) == 2, "both workers are known again")
         assert sorted(worker_pids(service)) == workers
+        assert service.status()["epoch"] == 3
         print(f"\nrecovered in {kills.longest_s:.1f} s (longest gap of a rank, two kills)")
 
+        with pytest.raises(JobHeld, match=f"serving at {endpoint}"):
+            open_state(config)
         frozen = listener(endpoint)
         os.kill(frozen, signal.SIGSTOP)
         began = time.monotonic()

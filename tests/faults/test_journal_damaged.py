@@ -15,6 +15,7 @@ from support.demo_config import demo_config
 from support.harness import Readers, read_ranks
 from support.local_service import LocalService
 from support.proof import clean_run, nothing_leaks, prove_same
+from support.service_processes import ServiceProcesses
 
 from dataservice.actors.state_log import JOURNAL, StateLog, open_state
 from dataservice.config import Config
@@ -110,10 +111,10 @@ def test_every_byte_flipped(run: Run, path: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [0, 1, -2])
-def test_a_trainer_goes_on_whatever_was_cut_off(run: Run, records: int) -> None:
+def test_trainers_go_on_whatever_was_cut_off(run: Run, tmp_path: Path, records: int) -> None:
     path = Path(run.config.state_dir) / JOURNAL
     path.write_bytes(run.journal[: run.ends[records] + 3])
-    with nothing_leaks(), LocalService(run.config) as service:
+    with nothing_leaks(), ServiceProcesses(run.config, tmp_path, workers=1) as service:
         readers = read_ranks(
             service.endpoint, job=run.config.job, **SIZES, steps=MORE, states=run.states
         )
