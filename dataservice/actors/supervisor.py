@@ -88,7 +88,8 @@ class Supervisor:
         """Ends the actors in order: workers and stagers first, the coordinator last."""
         self._stopping.set()
         if self.head_lost:
-            return  # its actors ended with it, or will
+            self._thread.join(1.0)  # it may wait for Ray
+            return  # the actors ended with the head, or will
         if self._thread.is_alive():
             self._thread.join(2 * SILENT_S)
         if self._fleet is None:

@@ -184,7 +184,7 @@ def test_the_loss_of_rays_head_is_told(
         service.check()
         time.sleep(0.05)
     assert [record for record in caplog.messages if "does not answer" in record]
-    fake.on_start = lambda _: time.sleep(1)
+    fake.on_start = lambda _: time.sleep(0.5)
     fake.is_up = False
     with pytest.raises(ServiceUnavailable, match="serve again with the same state_dir and port"):
         service.check()

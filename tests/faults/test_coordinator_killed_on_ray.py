@@ -25,6 +25,8 @@ from dataservice.errors import JobHeld, ServiceUnavailable
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 
 STEPS = 20
+LEASE_S = 20.0
+"""Long, so that it is not its end that tells of a death."""
 
 
 def read(service: Service, on_batch: Callable[[object], None] | None = None) -> Readers:
@@ -81,7 +83,11 @@ def test_coordinator_killed_while_ranks_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "SILENT_S", 5.0)
-    config = demo_config(tmp_path, workers={"count": 2, "decode_threads": 1})
+    config = demo_config(
+        tmp_path,
+        workers={"count": 2, "decode_threads": 1},
+        serving={"lease_s": LEASE_S, "port": 0},
+    )
     with cluster_service(config) as (service, _):
         wait_until(lambda: len(service.status()["workers"]) == 2, "two workers")
         clean = read(service)
@@ -107,6 +113,13 @@ def test_coordinator_killed_while_ranks_read(
         assert not psutil.pid_exists(frozen)
         wait_until(lambda: len(service.status()["workers"]) == 2, "both workers are known again")
         assert sorted(worker_pids(service)) == workers
+
+        kill(workers[0])
+        began = time.monotonic()
+        wait_until(lambda: service.status()["counters"].get("workers_lost", 0) == 1, "the loss")
+        told_s = time.monotonic() - began
+        print(f"a killed worker is known to be lost after {told_s:.1f} s")
+        assert told_s < LEASE_S / 2
     assert disturbed.digests_of_packs() == clean.digests_of_packs()
     assert len(disturbed.deliveries) == len(clean.deliveries) == STEPS * 2 * 2
     assert not any(psutil.pid_exists(pid) for pid in workers)
