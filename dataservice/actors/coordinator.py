@@ -7,12 +7,16 @@ its own, so that calls stay quick meanwhile; a restarted coordinator goes on fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
+from functools import partial
 from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
+from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
+from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
@@ -22,7 +26,7 @@ from dataservice.actors.status import status_of
 from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
-from dataservice.errors import ConfigError
+from dataservice.errors import ConfigError, JobHeld
 from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +46,8 @@ class Coordinator:
         self.work = WorkDesk(self.shared, self.counting)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
+        self._fleet_changed = asyncio.Event()
+        self.shared.on_scale = self._fleet_changed.set
         self._tasks: list[asyncio.Future[None]] = []
 
         self.open_session = self.sessions.open_session
@@ -60,6 +66,9 @@ class Coordinator:
     async def start(self) -> None:
         """Opens the plan, restores what the journal holds, and watches leases."""
         shared = self.shared
+        if shared.log.ownership is not None:
+            keep = partial(self._keep_ownership, shared.log.ownership)
+            self._tasks.append(asyncio.ensure_future(kept_up("ownership", keep)))
         shared.info = await shared.planner.open(shared.config_json)
         for warning in shared.info.warnings:
             _LOG.warning("%s", warning)
@@ -69,7 +78,7 @@ class Coordinator:
             shared.holes.restore(hole)
         shared.quarantine.start(shared.info.digest)
         self.sessions.restore()
-        self._tasks = [
+        self._tasks += [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
             *(self.counting.tasks() if self._lazy else ()),
@@ -82,6 +91,16 @@ class Coordinator:
         await self.sessions.stop()
         await self.shared.planner.close()
         self.shared.log.close()
+
+    async def _keep_ownership(self, ownership: Ownership) -> None:
+        pause_s = ownership.owner.lease_s / RENEWALS_A_LEASE
+        while True:
+            try:
+                await asyncio.to_thread(ownership.renew)
+            except JobHeld as error:
+                self.shared.supersede(error)
+                return
+            await asyncio.sleep(pause_s)
 
     async def _watch_leases(self) -> None:
         registry = self.shared.registry
@@ -106,6 +125,28 @@ class Coordinator:
         before, self.target_workers = self.target_workers, request.workers
         self.shared.on_scale()
         return Scaled(before=before, target=self.target_workers)
+
+    def fleet(self, news: FleetNews) -> FleetView:
+        """Takes what the keeper of the fleet knows, and tells it what it needs to know; raises
+        JobHeld once another coordinator owns the job."""
+        if self.shared.superseded is not None:
+            raise self.shared.superseded
+        for worker_id, how in news.ended.items():
+            self.work.ended(worker_id, how)
+        self.work.drain(news.drain)
+        registry = self.shared.registry
+        return FleetView(
+            target_workers=self.target_workers,
+            workers={w: seat.draining for w, seat in registry.workers.items()},
+            stagers=tuple(registry.stagers),
+        )
+
+    async def fleet_changed(self) -> None:
+        """Returns once the fleet should be looked at, and after KEEP_S in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_S):
+                await self._fleet_changed.wait()
+        self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
         status = status_of(self.shared) | {"target_workers": self.target_workers}

@@ -1,6 +1,7 @@
 """What must outlive the coordinator: holes, the session, placements; kept in one journal file.
 
-Invariants: a record is on disk before the method that wrote it returns; records of another plan
+Invariants: a record is on disk before the method that wrote it returns, and only while the folder
+is still this coordinator's; records of another plan
 digest are ignored, but runs once fenced stay fenced; a placement holds from its step on until the
 next one, and steps below `planned_until` may have been handed out.
 """
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from dataservice.actors.holes import Hole
+from dataservice.actors.ownership import Ownership, take
+from dataservice.config import Config
 from dataservice.core.settings import Grid
 from dataservice.storage.journal import Journal
+from dataservice.storage.tables import sync_folder
 from dataservice.wire.messages import CursorState, ResumeState
 from dataservice.wire.schema import decode, encode
 
+JOURNAL = "coordinator.journal"
 MOST_HOMES = 64
 """Placements kept of a session when the journal is rewritten; steps handed out span a few."""
 STEPS_A_RECORD = 16
@@ -49,7 +54,10 @@ class SavedSession:
 
 
 class StateLog:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, ownership: Ownership | None = None) -> None:
+        """`ownership` of the journal's folder: None where nobody else can want it. Every method
+        that writes raises JobHeld once it is lost."""
+        self.ownership = ownership
         self._journal, records = Journal.open(path)
         self._path = path
         self.holes: list[Hole] = []
@@ -138,19 +146,30 @@ class StateLog:
             for step, homes in self.session.homes[-MOST_HOMES:]:
                 journal.append(_homes_record(step, homes))
             journal.append({"kind": "planned", "until": self.session.planned_until})
+        self._check_ownership()
         os.replace(fresh, self._path)
+        sync_folder(os.path.dirname(self._path) or ".")
         self._journal.close()
         self._journal = journal
+        self._check_ownership()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._journal.append(record)
+        self._check_ownership()
+
+    def _check_ownership(self) -> None:
+        if self.ownership is not None:
+            self.ownership.check()
 
     def fence(self, run_ids: Iterable[str]) -> None:
         """These runs are over before they began: a newer one has opened."""
         runs = sorted(run_ids)
         if runs:
-            self._journal.append({"kind": "fenced", "runs": runs})
+            self._append({"kind": "fenced", "runs": runs})
             self.fenced_runs.update(runs)
 
     def hole(self, hole: Hole) -> None:
-        self._journal.append(_hole_record(hole))
+        self._append(_hole_record(hole))
 
     def open_session(
         self,
@@ -173,7 +192,7 @@ class StateLog:
             built_by=built_by,
             planned_until=cursor.step,
         )
-        self._journal.append(_session_record(session))
+        self._append(_session_record(session))
         self._session_is(session)
         self._handed_until = 0
         return session.generation
@@ -195,10 +214,10 @@ class StateLog:
             session.homes[-1][0] <= cursor.step and session.homes[-1][1] != homes
         ):
             session.homes.append((cursor.step, homes))
-            self._journal.append(_homes_record(cursor.step, homes))
+            self._append(_homes_record(cursor.step, homes))
         if cursor.step >= session.planned_until:
             session.planned_until = cursor.step + STEPS_A_RECORD
-            self._journal.append({"kind": "planned", "until": session.planned_until})
+            self._append({"kind": "planned", "until": session.planned_until})
 
     def done(self, cursor: CursorState) -> None:
         """Every rank was given all steps before `cursor`."""
@@ -206,10 +225,24 @@ class StateLog:
         assert session is not None
         if cursor.step >= session.cursor.step + STEPS_A_RECORD:
             session.cursor = cursor
-            self._journal.append({"kind": "done", "cursor": encode(cursor)})
+            self._append({"kind": "done", "cursor": encode(cursor)})
 
     def close(self) -> None:
         self._journal.close()
+        if self.ownership is not None:
+            self.ownership.release()
+
+
+def open_state(config: Config) -> StateLog:
+    """The journal of `state_dir`, which is this process's until the log is closed; may wait for
+    some leases of its last owner. Raises JobHeld, which names another that has it."""
+    folder = Path(config.state_dir)
+    ownership = take(folder, job=config.job, lease_s=config.serving.lease_s)
+    try:
+        return StateLog(str(folder / JOURNAL), ownership)
+    except BaseException:
+        ownership.release()
+        raise
 
 
 def _hosts(recorded: str | list[str]) -> tuple[str, ...]:

@@ -8,13 +8,12 @@ import itertools
 import json
 import threading
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_to_json
 from dataservice.rpc.server import RunningServer, start_server
@@ -87,9 +86,7 @@ class LocalService:
         self._loop = LoopThread("coordinator")
 
         async def start() -> tuple[Coordinator, RunningServer]:
-            Path(self.config.state_dir).mkdir(parents=True, exist_ok=True)
-            log = StateLog(str(Path(self.config.state_dir) / "coordinator.journal"))
-            coordinator = Coordinator(self.config, PlannerProcess(), log)
+            coordinator = Coordinator(self.config, PlannerProcess(), open_state(self.config))
             server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{self._port}")
             await coordinator.start()
             return coordinator, server
