@@ -104,6 +104,11 @@ def error_of(
     return _meaning(code, f"{call}: {details or code.name}", call, timeout_s)
 
 
+def is_ours(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Whether a failed call was answered by the service, rather than ended by gRPC."""
+    return any(key == ERROR_CLASS_KEY for key, _ in metadata or ())
+
+
 def _rebuilt(cls: type[DataServiceError], body: ErrorBody) -> DataServiceError:
     if issubclass(cls, DataError):
         return cls(

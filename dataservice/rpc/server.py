@@ -28,8 +28,14 @@ from grpc_health.v1.health import aio as health_aio
 
 from dataservice.errors import ConfigError, WireError
 from dataservice.rpc.allocator import keep_freed_blocks
-from dataservice.rpc.channel import COORDINATOR_SERVICE, DATA_SERVICE, SERVER_OPTIONS
+from dataservice.rpc.channel import (
+    COORDINATOR_SERVICE,
+    DATA_SERVICE,
+    MAX_RESPONSE_BYTES,
+    SERVER_OPTIONS,
+)
 from dataservice.rpc.failures import failure_of
+from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.counting import GetRoots, ReportCounts, Roots
 from dataservice.wire.messages import (
@@ -55,7 +61,6 @@ from dataservice.wire.messages import (
     Work,
     WorkerRegistered,
 )
-from dataservice.wire.schema import decode, encode
 from dataservice.wire.staging import PullStaging, RegisterStager, StagerRegistered, Staging
 
 __all__ = ["CoordinatorService", "DataService", "RunningServer", "start_server"]
@@ -225,7 +230,7 @@ def _unary_handler(
 ) -> Handler:
     async def handle(data: bytes, context: Any) -> bytes:
         async with _failures_answered(name, context):
-            response = await method(_request(request_type, data))
+            response = await method(unsealed(request_type, data))
             if type(response) is not response_type:
                 raise TypeError(f"{name} answers {response_type.__name__}, got {response!r:.80}")
             return _response(response)
@@ -237,7 +242,7 @@ def _unary_handler(
 def _stream_handler(data_service: DataService) -> Handler:
     async def handle(data: bytes, context: Any) -> None:
         async with _failures_answered("StreamPack", context):
-            frames = data_service.stream_pack(_request(StreamPack, data))
+            frames = data_service.stream_pack(unsealed(StreamPack, data))
             async with _closing(frames):
                 async for frame in frames:
                     if len(frame) > MAX_FRAME_BYTES:
@@ -258,13 +263,9 @@ async def _closing(frames: Any) -> AsyncIterator[None]:
             await close()
 
 
-def _request(request_type: type, data: bytes) -> Any:
-    return decode(request_type, data)
-
-
 def _response(response: object) -> bytes:
     try:
-        return encode(response)
+        return sealed(response, max_bytes=MAX_RESPONSE_BYTES)
     except WireError as error:  # ours, not the caller's: answered INTERNAL
         raise TypeError(str(error)) from error
 

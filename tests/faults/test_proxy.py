@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.proxy import Proxy
+from support.proxy import Proxy
 
 
 @pytest.fixture
