@@ -101,7 +101,7 @@ class WireError(DataServiceError):
 
 
 class DamagedMessage(WireError):
-    """A control message whose bytes changed on their way; asked for once more."""
+    """A control message that is not what was sent, as far as can be told; it is sent once more."""
 
 
 class ResumeRefused(DataServiceError, ValueError):

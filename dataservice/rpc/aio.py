@@ -77,18 +77,25 @@ class AsyncCoordinatorClient(_AsyncClient):
 
     async def call(self, request: object, timeout_s: float) -> Any:
         """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
-        try:
-            return await self._call(request, timeout_s)
-        except DamagedMessage:
-            return await self._call(request, timeout_s)
-
-    async def _call(self, request: object, timeout_s: float) -> Any:
         method, response_type = coordinator_method(request)
         call = f"{method.rpartition('/')[2]} at {self.endpoint}"
         channel = self._open_channel(call)
+        data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
+        try:
+            answer = await self._invoke(channel, method, data, call, timeout_s)
+            return unsealed(response_type, answer)
+        except DamagedMessage:
+            await self._disconnect(channel)
+        channel = self._open_channel(call)
+        answer = await self._invoke(channel, method, data, call, timeout_s)
+        return unsealed(response_type, answer)
+
+    async def _invoke(
+        self, channel: Any, method: str, data: bytes, call: str, timeout_s: float
+    ) -> Any:
         invoke = channel.unary_unary(method)
         try:
-            data = await invoke(sealed(request, max_bytes=MAX_REQUEST_BYTES), timeout=timeout_s)
+            return await invoke(data, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             failure = _failure(error, call, timeout_s)
             if isinstance(failure, DeadlineExceeded) and not is_ours(error.trailing_metadata()):
@@ -97,7 +104,6 @@ class AsyncCoordinatorClient(_AsyncClient):
         except asyncio.CancelledError:
             self._raise_if_closed(call, channel)
             raise
-        return unsealed(response_type, data)
 
 
 class AsyncDataClient(_AsyncClient):

@@ -26,7 +26,8 @@ STREAM_WINDOW_BYTES = 4 << 20
 MiB. 4 MiB fill a link of 400 MB/s at 10 ms."""
 KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5
-"""Also of data that nobody acknowledges (TCP_USER_TIMEOUT)."""
+"""Also of data that nobody acknowledges (TCP_USER_TIMEOUT). gRPC has a limit for pings besides,
+which is a minute unless it is set, and the longer one of the two holds."""
 
 Options = list[tuple[str, int]]
 
@@ -50,6 +51,7 @@ def client_options(*, max_receive_bytes: int) -> Options:
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -74,6 +76,7 @@ SERVER_OPTIONS: Options = [
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_S * 500),

@@ -4,8 +4,9 @@ Invariants:
 - every call has a deadline and ends in a message or in an error of dataservice.errors:
   ServiceUnavailable when nobody answers or the client was closed, DeadlineExceeded at the
   deadline, otherwise the class that the service raised;
-- a message that was damaged on its way is sent once more, then it is a WireError; a connection on
-  which the coordinator left a deadline pass is not used again, since it may be half open;
+- a message that was damaged on its way is sent once more on a new connection, then it is a
+  WireError; nor is a connection used again on which the coordinator let a deadline pass, since it
+  may be half open;
 - safe from several threads: `close()` in one makes a call blocked in another raise;
 - a client belongs to the process that made it: gRPC does not survive a fork, so a use after one is
   refused with a ConfigError instead of hanging.
@@ -102,18 +103,21 @@ class CoordinatorClient(_Client):
 
     def call(self, request: object, timeout_s: float) -> Any:
         """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
-        try:
-            return self._call(request, timeout_s)
-        except DamagedMessage:
-            return self._call(request, timeout_s)
-
-    def _call(self, request: object, timeout_s: float) -> Any:
         method, response_type = coordinator_method(request)
         call = f"{method.rpartition('/')[2]} at {self.endpoint}"
         channel = self._open_channel(call)
+        data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
+        try:
+            return unsealed(response_type, self._invoke(channel, method, data, call, timeout_s))
+        except DamagedMessage:
+            self._connect_anew(channel)  # both ends of the old one may remember what was wrong
+            channel = self._open_channel(call)
+            return unsealed(response_type, self._invoke(channel, method, data, call, timeout_s))
+
+    def _invoke(self, channel: Any, method: str, data: bytes, call: str, timeout_s: float) -> Any:
         invoke = _invocation(channel, "unary_unary", method, call)
         try:
-            data = invoke(sealed(request, max_bytes=MAX_REQUEST_BYTES), timeout=timeout_s)
+            return invoke(data, timeout=timeout_s)
         except grpc.RpcError as error:
             failure = _failure(error, call, timeout_s)
             if isinstance(failure, DeadlineExceeded) and not is_ours(_trailing_metadata(error)):
@@ -121,7 +125,6 @@ class CoordinatorClient(_Client):
             raise failure from None
         except ValueError as error:  # grpc's word for a channel closed by another thread
             raise ServiceUnavailable(f"{call}: {error}") from None
-        return unsealed(response_type, data)
 
 
 class DataClient(_Client):

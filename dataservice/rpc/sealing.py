@@ -27,8 +27,13 @@ def seal(data: bytes) -> bytes:
     return data + crc32(data, 0).to_bytes(CRC_BYTES, "little")
 
 
-def unsealed(cls: type[Message], data: bytes) -> Message:
-    """The message; DamagedMessage, or WireError where it is whole and no message of `cls`."""
+def unsealed(cls: type[Message], data: bytes | None) -> Message:
+    """The message; DamagedMessage, or WireError where it is whole and no message of `cls`.
+
+    None is what gRPC gives for a call that went well and lost its message.
+    """
+    if data is None:
+        raise DamagedMessage(f"{cls.__name__}: no message came")
     body = memoryview(data)[:-CRC_BYTES]
     if crc32(body, 0).to_bytes(CRC_BYTES, "little") != data[-CRC_BYTES:]:
         raise DamagedMessage(

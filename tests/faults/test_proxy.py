@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-
 from support.proxy import Proxy
 
 

@@ -16,7 +16,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dataservice import errors
-from dataservice.errors import ConfigError, DataError, DataServiceError, WireError
+from dataservice.errors import (
+    ConfigError,
+    DataError,
+    DataServiceError,
+    ServiceUnavailable,
+    WireError,
+)
 from dataservice.rpc.channel import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, STREAM_PACK
 from dataservice.rpc.client import CoordinatorClient, DataClient
 from dataservice.rpc.sealing import CRC_BYTES, seal
@@ -444,3 +450,22 @@ def test_a_port_in_use_is_named(serve: Serve) -> None:
 def test_a_server_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="a coordinator, a data service"):
         asyncio.run(start_server())
+
+
+def test_a_method_name_that_is_no_text_ends_no_service(serve: Serve) -> None:
+    """It ends gRPC's own server, whose place another takes."""
+    server = serve(coordinator=lambda request: StatusReport(status="here"))
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError):
+            raw_call(server.endpoint, b"/dataservice\x8d/x", b"")  # type: ignore[arg-type]
+        deadline = time.monotonic() + 10
+        with CoordinatorClient(server.endpoint) as client:
+            while True:
+                try:
+                    assert client.call(GetStatus(), 5.0).status == "here"
+                    break
+                except ServiceUnavailable:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+    server.run(server.server.stop(0))
+    server.run(server.server.stop(0))
