@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -54,6 +55,7 @@ class Serving:
         self._thread.run(self._server.stop(0))
         self._thread.close()
         del self._server
+        gc.collect()  # an error's traceback keeps it, in a circle
 
 
 def request_of(pack_id: str) -> StreamPack:
