@@ -97,6 +97,7 @@ class LocalService:
 
     def stop_coordinator(self) -> None:
         self._loop.run(self._server.stop(0))
+        del self._server  # gRPC's thread ends with the last of its servers
         self._loop.run(self.coordinator.stop())
         self._loop.close()
 
