@@ -55,6 +55,8 @@ class StateLog:
         self.holes: list[Hole] = []
         self.fenced_runs: set[str] = set()
         self.session: SavedSession | None = None
+        self.lane_holders: tuple[str, ...] = ()
+        """By lane, the data node that has staged it; empty where none has for long."""
         self._digest = ""
         self._generation = 0
         for record in records:
@@ -97,6 +99,8 @@ class StateLog:
             )
         elif kind == "fenced":
             self.fenced_runs.update(record["runs"])
+        elif kind == "lanes":
+            self.lane_holders = tuple(record["holders"])
         elif self.session is not None and kind == "homes":
             homes = (record["ranks_per_node"], tuple(record["homes"]))
             self.session.homes.append((record["step"], homes))
@@ -109,6 +113,7 @@ class StateLog:
         if digest != self._digest:
             self._digest = digest
             self.holes = []
+            self.lane_holders = ()
             if self.session is not None:
                 self.fenced_runs.add(self.session.run_id)
             self.session = None
@@ -133,6 +138,8 @@ class StateLog:
         journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
         for hole in self.holes:
             journal.append(_hole_record(hole))
+        if self.lane_holders:
+            journal.append(_lanes_record(self.lane_holders))
         if self.session is not None:
             journal.append(_session_record(self.session))
             for step, homes in self.session.homes[-MOST_HOMES:]:
@@ -151,6 +158,10 @@ class StateLog:
 
     def hole(self, hole: Hole) -> None:
         self._journal.append(_hole_record(hole))
+
+    def lanes(self, holders: tuple[str, ...]) -> None:
+        self._journal.append(_lanes_record(holders))
+        self.lane_holders = holders
 
     def open_session(
         self,
@@ -227,6 +238,10 @@ def _hole_record(hole: Hole) -> dict[str, Any]:
         "member": hole.member,
         "archive": hole.archive,
     }
+
+
+def _lanes_record(holders: tuple[str, ...]) -> dict[str, Any]:
+    return {"kind": "lanes", "holders": list(holders)}
 
 
 def _homes_record(step: int, homes: Homes) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from dataservice.actors.registry import StagerSeat, WorkerSeat
@@ -43,7 +44,9 @@ def status_of(shared: Shared) -> dict[str, Any]:
         "samples": plan.num_samples,
         "session": _session(session),
         "workers": workers,
-        "stagers": [_stager(seat) for _, seat in sorted(shared.registry.stagers.items())],
+        "stagers": [
+            _stager(seat, shared.lane_nodes) for _, seat in sorted(shared.registry.stagers.items())
+        ],
         "bad_image": shared.config.errors.bad_image,
         "holes": len(shared.holes),
         "hole_reasons": shared.holes.first_reasons(100),
@@ -120,7 +123,7 @@ def _worker(seat: WorkerSeat) -> dict[str, Any]:
     }
 
 
-def _stager(seat: StagerSeat) -> dict[str, Any]:
+def _stager(seat: StagerSeat, lane_nodes: Sequence[str]) -> dict[str, Any]:
     stats = seat.stats
     figures = {name: getattr(stats, name) if stats else empty for name, empty in _STAGER.items()}
     return {
@@ -128,5 +131,6 @@ def _stager(seat: StagerSeat) -> dict[str, Any]:
         "host": seat.hello.host,
         "cache_dir": seat.hello.cache_dir,
         "budget_bytes": seat.hello.budget_bytes,
+        "lanes": [lane for lane, node in enumerate(lane_nodes) if node == seat.hello.node],
         **figures,
     }

@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def area(cache: Path, clock: Clock) -> Iterator[StagingArea]:
-    with StagingArea(str(cache), budget_bytes=250, clock=clock) as made:
+    with StagingArea(str(cache), budget_bytes=250, clock=clock, part_of_pause=lambda: 1.0) as made:
         yield made
 
 
