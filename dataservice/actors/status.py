@@ -117,6 +117,7 @@ def _worker(seat: WorkerSeat) -> dict[str, Any]:
         "read_origin_bytes": stats.read_origin_bytes if stats else 0,
         "read_staged_bytes": stats.read_staged_bytes if stats else 0,
         "storage_stalls": stats.storage_stalls if stats else 0,
+        "storage_retries": stats.storage_retries if stats else 0,
         "stuck_reads": stats.stuck_reads if stats else 0,
         "stuck_decodes": stats.stuck_decodes if stats else 0,
         "memory_bytes": stats.memory_bytes if stats else 0,

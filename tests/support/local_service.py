@@ -4,10 +4,12 @@ each with an event loop of its own; the planner is its real process."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,15 +113,21 @@ class LocalService:
         return worker_id
 
     def add_stager(self, node: str) -> None:
+        """With a cache directory of its own, below the configured one."""
+        staging = self.config.staging
+        assert staging.cache_dir is not None
+        own = dataclasses.replace(staging, cache_dir=str(Path(staging.cache_dir) / node))
+        config_json = config_to_json(dataclasses.replace(self.config, staging=own))
         self.stagers[node] = _Runner(
             f"stager-{node}",
             lambda: Stager(
-                coordinator=self.endpoint,
-                node=node,
-                host=node,
-                config_json=config_to_json(self.config),
+                coordinator=self.endpoint, node=node, host=node, config_json=config_json
             ),
         )
+
+    def remove_stager(self, node: str) -> None:
+        """It says no good-bye: for the coordinator a node that is lost."""
+        self.stagers.pop(node).stop()
 
     def cut_worker(self, worker_id: str) -> None:
         self.workers.pop(worker_id).cut()
@@ -128,6 +136,19 @@ class LocalService:
         answer = self._loop.run(self.coordinator.get_status(GetStatus()))
         status: dict[str, Any] = json.loads(answer.status)
         return status
+
+    def stager_when(
+        self, condition: Callable[[dict[str, Any]], object], node: str = "n0", timeout_s: float = 30
+    ) -> dict[str, Any]:
+        """The figures of a node's stager in `status`, once they meet the condition."""
+        until = time.monotonic() + timeout_s
+        while True:
+            stagers = {s["node"]: s for s in self.status()["stagers"]}
+            if node in stagers and condition(stagers[node]):
+                figures: dict[str, Any] = stagers[node]
+                return figures
+            assert time.monotonic() < until, f"stager of {node}: {stagers}"
+            time.sleep(0.05)
 
     def close(self) -> None:
         for runner in [*self.workers.values(), *self.stagers.values()]:

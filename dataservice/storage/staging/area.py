@@ -110,7 +110,7 @@ class StagingArea:
         self._alone = False
         self._needs: tuple[Need, ...] = ()
         self._published: tuple[Need, ...] | None = None
-        self._start_at = self._look_at = clock() + start_after_s
+        self.starts_at = self._look_at = clock() + start_after_s
         self._begun: deque[_Copy] = deque()
         self._active: dict[str, _Copy] = {}
         self._missing: dict[str, int] = {}
@@ -422,6 +422,6 @@ class StagingArea:
                 self._idle.notify()
 
     def _news(self) -> None:
-        self._look_at = max(self._start_at, self._clock())
+        self._look_at = max(self.starts_at, self._clock())
         with self._idle:
             self._idle.notify_all()
