@@ -80,9 +80,9 @@ def test_pauses_differ_from_node_to_node(cache: Path, origin: Origin, clock: Clo
     Path(need.shard.url).unlink()
     times = set()
     for node in range(8):
+        clock.now = 0.0
         with StagingArea(str(cache / f"{node}"), budget_bytes=250, clock=clock) as area:
             area.update([need])
-            clock.now = 0.0
             for _ in range(6):
                 while not area.step():
                     clock.now += 0.5
