@@ -57,6 +57,9 @@ _LOG = logging.getLogger(__name__)
 STOP_S = 5.0
 """That clients have to fetch what they are waiting for when the worker ends."""
 
+MOST_IN_REACH = 64
+"""Packs that a worker names as those that it may be building."""
+
 
 def builders(decode_threads: int) -> list[tuple[str, bool]]:
     """Name, and whether it builds text-only packs alone, of each builder thread.
@@ -96,7 +99,7 @@ class Worker:
         self._lease = 0
         self._lease_s = 2.0
         self._sequence = 0
-        self._built = 0
+        self._built = self._built_before = 0
         self._images = 0
         self._stalls = 0
         self._served_packs = 0
@@ -192,7 +195,13 @@ class Worker:
             memory_bytes=resident_bytes(),
             retiring=self._retire_if_stuck(tools),
             counting=() if tools.counting is None else tools.counting.held(),
+            reach=self._reach(tools),
         )
+
+    def _reach(self, tools: WorkerTools) -> tuple[str, ...]:
+        """What it may be building until the coordinator hears of it again, as fast as of late."""
+        built, self._built_before = self._built - self._built_before, self._built
+        return tools.queue.reach(min(MOST_IN_REACH, len(self._builders) + 2 * built))
 
     def _retire_if_stuck(self, tools: WorkerTools) -> str:
         """Why this worker wants to end; "" while it does not.
@@ -236,6 +245,7 @@ class Worker:
             holes=assignment.holes,
             storage_holes=assignment.storage_holes,
             isolated=assignment.isolated,
+            alone=assignment.alone,
             takers=assignment.takers,
             size_bytes=TOKEN_BYTES * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
         )
@@ -271,6 +281,9 @@ class Worker:
 
     def _build(self, tools: WorkerTools, job: Job) -> EncodedPack:
         holes = job.holes
+        if job.alone:
+            begun = self._ask(self._get_assignment(job.session, job.pack_id, begins=True))
+            holes = {**holes, **begun.holes}
         while True:
             built = tools.build(job, holes)
             if not built.new_holes:
@@ -310,6 +323,15 @@ class Worker:
             _LOG.warning(
                 "the coordinator did not hear that pack %s failed: %s", job.pack_id, unheard
             )
+
+    def _get_assignment(self, session: int, pack_id: str, *, begins: bool = False) -> GetAssignment:
+        return GetAssignment(
+            worker_id=self.worker_id,
+            lease=self._lease,
+            session=session,
+            pack_id=pack_id,
+            begins=begins,
+        )
 
     def _seat(self) -> tuple[str, int]:
         return self.worker_id, self._lease
@@ -373,12 +395,7 @@ class Worker:
             return
         try:
             assignment = await self._member.call(
-                GetAssignment(
-                    worker_id=self.worker_id,
-                    lease=self._lease,
-                    session=request.session,
-                    pack_id=request.pack_id,
-                )
+                self._get_assignment(request.session, request.pack_id)
             )
         except LeaseLost as error:
             raise ServiceUnavailable(f"worker {self.worker_id} joins anew: {error}") from error
