@@ -74,7 +74,14 @@ class WorkDesk:
         for worker_id in registry.expired_workers():
             self._lose_worker(worker_id, f"silent for {registry.lease_s:g} s")
 
+    def ended(self, worker_id: str, how: str) -> None:
+        """Its process is known to have ended: nobody waits for the end of its lease."""
+        if worker_id in self._shared.registry.workers:
+            self._lose_worker(worker_id, how)
+
     def drain(self, worker_ids: tuple[str, ...]) -> None:
+        if not worker_ids:
+            return
         for worker_id in worker_ids:
             if worker_id in self._shared.registry.workers:
                 self._shared.registry.workers[worker_id].draining = True
@@ -182,12 +189,12 @@ class WorkDesk:
         self._move_packs(worker_id, left)
 
     def _retire(self, seat: WorkerSeat, why: str) -> None:
-        """It has reported its holes and can end; what nobody has fetched from it is built anew."""
+        """It can end, having reported its holes; what nobody has fetched from it is built anew."""
         seat.draining = True
         left = self._outstanding(seat)
         self._shared.counters["workers_retired"] += 1
         worker_id = seat.hello.worker_id
-        _LOG.warning("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
+        _LOG.info("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
         self._move_packs(worker_id, left)
 
     def _suspect(self, seat: WorkerSeat, left: list[Entry]) -> int:

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from dataservice.actors.worker_tools import IDLE_S, WorkerTools, encoded
 from dataservice.config import config_from_json
 from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.errors import (
+    DataServiceError,
     DeadlineExceeded,
     LeaseLost,
     ServiceUnavailable,
@@ -57,6 +59,7 @@ _LOG = logging.getLogger(__name__)
 STOP_S = 5.0
 """That clients have to fetch what they are waiting for when the worker ends."""
 
+GOODBYE_S = 2.0
 MOST_IN_REACH = 64
 """Packs that a worker names as those that it may be building."""
 
@@ -129,6 +132,7 @@ class Worker:
                     if not self._retiring and not all(t.is_alive() for t in self._threads):
                         _LOG.error("a thread of this worker has ended: it ends as well")
                         break
+            await self._say_goodbye()
         finally:
             stops = [server.stop(STOP_S)]
             if self._local is not None:
@@ -139,6 +143,19 @@ class Worker:
                 self._tools.close()
             for thread in self._threads:
                 await asyncio.to_thread(thread.join, 10.0)
+
+    async def _say_goodbye(self) -> None:
+        """Has its packs go to others at once, rather than when its lease ends; what clients are
+        waiting for here, they still get."""
+        if self._tools is None:
+            return
+        why = self._retiring or "it was asked to end"
+        goodbye = replace(self._pull_request(), retiring=why, wait_s=0.0)
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._member.call(goodbye)
+        except (DataServiceError, TimeoutError) as error:
+            _LOG.info("worker %s left without a goodbye: %s", self.worker_id, error)
 
     def stop(self) -> None:
         """May be called from any thread."""
