@@ -15,6 +15,7 @@ from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
+from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
@@ -41,7 +42,8 @@ class Coordinator:
         if self._lazy:
             self.shared.planner = self.counting.planner
         self.target_workers = config.workers.count or config.workers.min
-        self.work = WorkDesk(self.shared, self.counting)
+        self.holes = HoleDesk(self.shared)
+        self.work = WorkDesk(self.shared, self.counting, self.holes)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
         self._fleet_changed = asyncio.Event()
@@ -54,7 +56,7 @@ class Coordinator:
         self.register_worker = self.work.register_worker
         self.pull_work = self.work.pull_work
         self.get_assignment = self.work.get_assignment
-        self.report_holes = self.work.report_holes
+        self.report_holes = self.holes.report_holes
         self.report_pack_failed = self.work.report_pack_failed
         self.report_counts = self.counting.report_counts
         self.get_roots = self.counting.get_roots
@@ -79,7 +81,13 @@ class Coordinator:
             *(self.counting.tasks() if self._lazy else ()),
         ]
 
+    def wind_down(self) -> None:
+        """No more steps from now on; what was handed out is still built and served."""
+        self.shared.winding_down = True
+        self.shared.changes.notify()
+
     async def stop(self) -> None:
+        self.wind_down()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -82,6 +82,12 @@ class CoordinatorActor:
     async def pid(self) -> int:
         return os.getpid()
 
+    async def wind_down(self) -> None:
+        """Turns health to NOT_SERVING; no more steps are handed out."""
+        if self._server is not None:
+            await self._server.turn_away()
+        self.coordinator.wind_down()
+
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop(1.0)

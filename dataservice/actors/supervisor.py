@@ -54,19 +54,25 @@ class Supervisor:
         return self.coordinator.endpoint
 
     def stop(self) -> None:
-        """Ends the actors in order: workers and stagers first, the coordinator last."""
+        """No more steps are handed out; then the actors end: workers and stagers first, when what
+        clients were waiting for is with them, and the coordinator last."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(2 * SILENT_S)
         if self._fleet is None:
             return
         try:
+            self._tell_to("wind_down")
             self._fleet.stop()
-            self.coordinator.call("stop", timeout_s=STOP_TIMEOUT_S)
-        except CoordinatorEnded as error:
-            _LOG.warning("%s", error)
+            self._tell_to("stop")
         finally:
             self.coordinator.kill()
+
+    def _tell_to(self, method: str) -> None:
+        try:
+            self.coordinator.call(method, timeout_s=STOP_TIMEOUT_S)
+        except CoordinatorEnded as error:
+            _LOG.warning("%s", error)
 
     def _run(self) -> None:
         try:
