@@ -184,15 +184,21 @@ class Planner:
         )
 
     def specs(self, step: StepPlan) -> list[PackSpec]:
-        specs: list[PackSpec] = []
-        for i in range(len(step.lane)):
-            if step.lane[i] < 0:
-                specs.append(padding_spec(step.pack_length))
+        """In the step's order; read window by window."""
+        specs = [padding_spec(step.pack_length)] * len(step.lane)
+        order = np.lexsort((step.window, step.lane))
+        lanes, windows = step.lane[order], step.window[order]
+        changes = (np.diff(lanes) != 0) | (np.diff(windows) != 0)
+        for these in np.split(order, np.flatnonzero(changes) + 1):
+            lane = int(step.lane[these[0]])
+            if lane < 0:
                 continue
-            window = self.plan.window(int(step.lane[i]), int(step.window[i]))
-            specs.append(
-                self.index.pack_spec(window, int(step.number[i]), rules=self.config.plan.vision)
+            window = self.plan.window(lane, int(step.window[these[0]]))
+            made = self.index.pack_specs(
+                window, step.number[these].tolist(), rules=self.config.plan.vision
             )
+            for i, spec in zip(these.tolist(), made, strict=True):
+                specs[i] = spec
         return specs
 
     def needs(self, request: NeedsRequest) -> LaneNeeds:
