@@ -37,6 +37,8 @@ class Job:
     """Peers that will fetch it; kept until they have."""
     isolated: bool = False
     """Whether its pictures are suspect: decoded in a process of their own."""
+    alone: bool = False
+    """Whether it is suspect itself: built while no other such pack is."""
 
     @property
     def dp_rank(self) -> int:
@@ -147,13 +149,14 @@ class BuildQueue:
 
     def _choose(self, text_only: bool) -> Job | None:
         jobs = (self._waiting[pack_id] for _, _, pack_id in self._order)
+        one_alone = any(job.alone for job in self._building.values())
         i = next_to_build(
             (
                 Candidate(
                     dp_rank=job.dp_rank,
                     size_bytes=job.size_bytes,
                     asked=job.pack_id in self._wanted,
-                    usable=job.text_only or not text_only,
+                    usable=(job.text_only or not text_only) and not (job.alone and one_alone),
                 )
                 for job in jobs
             ),
@@ -256,6 +259,11 @@ class BuildQueue:
                 len(self._ready),
                 len(self._waiting) + len(self._building),
             )
+
+    def reach(self, count: int) -> tuple[str, ...]:
+        """Ids of the packs being built, and of the next `count` in the order of need."""
+        with self._state:
+            return (*self._building, *(pack_id for _, _, pack_id in self._order[:count]))
 
     @property
     def session(self) -> int:

@@ -18,6 +18,11 @@ FREE_HOLES = 8
 """Holes that a run may have before its share counts."""
 
 
+def hole_key(sample_key: str, image: int | None) -> str:
+    """Of a picture of the sample, or of its record."""
+    return f"{sample_key}#{'record' if image is None else image}"
+
+
 def parts_of(hole_key: str) -> tuple[str, int | None]:
     """(sample key, number of the picture in its sample or None for the record)."""
     sample, _, number = hole_key.rpartition("#")

@@ -35,6 +35,8 @@ class WorkerSeat:
     queue: deque[Entry] = field(default_factory=deque)
     stats: PullWork | None = None
     draining: bool = False
+    builds_alone: str = ""
+    """Id of the pack that it builds alone, since it said so; "" while there is none."""
 
     def entries_after(self, sequence: int, session: int) -> Iterator[Entry]:
         return (e for e in self.queue if e.sequence > sequence and e.session == session)

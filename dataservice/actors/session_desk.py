@@ -88,6 +88,7 @@ class SessionDesk:
 
     async def open_session(self, request: OpenSession) -> SessionOpened:
         plan = self._shared.plan
+        self._shared.check_open()
         if request.job != self._shared.config.job:
             raise ConfigError(
                 f"job = {request.job!r}: this service runs job {self._shared.config.job!r}; "
@@ -131,6 +132,7 @@ class SessionDesk:
                 raise gathering.refused
             if not await self._shared.changes.wait(until):
                 return self._not_ready(gathering)
+            self._shared.check_open()
             if request.run_id in self._shared.log.fenced_runs:
                 raise self._fenced(request)
         return self._opened(self._shared.session, request)
@@ -258,6 +260,7 @@ class SessionDesk:
         self._work.complain(request.failed)
         until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
         while True:
+            self._shared.check_open()
             found = self._cells(session, request)
             ended = 0 <= session.end_step <= request.first_step
             if found or ended:
@@ -310,7 +313,7 @@ class SessionDesk:
     async def _plan_ahead(self, session: Session) -> None:
         lost = 0
         try:
-            while session.end_step < 0:
+            while session.end_step < 0 and not self._shared.winding_down:
                 limit = session.done_step + self._shared.config.serving.plan_ahead_steps
                 if session.next_step >= limit:
                     await self._shared.changes.wait(time.monotonic() + MAX_WAIT_S)

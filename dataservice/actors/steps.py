@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataservice.actors.holes import parts_of
+from dataservice.actors.holes import hole_key, parts_of
 from dataservice.actors.plan_messages import PlannedStep
 from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.core.settings import Grid
+from dataservice.core.suspicion import Suspicion
 from dataservice.wire.messages import CursorState, PackPlace, StepCells
 from dataservice.wire.schema import decode
 
@@ -37,8 +38,8 @@ class ActiveStep:
         num_packs = len(self.micro_step)
         self.worker: list[str | None] = [None] * num_packs
         """Id of the worker that builds pack i."""
-        self.suspects: set[int] = set()
-        """Packs that a worker had not finished when it ended without a word."""
+        self.suspicions: dict[int, Suspicion] = {}
+        """Of packs that a worker had not finished when it ended without a word."""
         self.order = np.lexsort((np.arange(num_packs), self.dp_rank, self.micro_step))
         """Packs by (micro-step, rank): the order of need."""
         cell = self.micro_step[self.order] * grid.dp_size + self.dp_rank[self.order]
@@ -71,6 +72,14 @@ class ActiveStep:
             spec = decode(PackSpec, self.planned.specs[i])
             self._sample_keys[i] = [item.key for item in spec.items]
         return self._sample_keys[i]
+
+    def hole_keys(self, i: int) -> list[str]:
+        """Of all that pack i is made of: its records and their pictures."""
+        keys: dict[str, None] = {}
+        for item in decode(PackSpec, self.planned.specs[i]).items:
+            keys[hole_key(item.key, None)] = None
+            keys.update((hole_key(item.key, number), None) for number in range(len(item.images)))
+        return list(keys)
 
     def place_of(self, i: int, hole_key: str) -> tuple[str, str]:
         """(member, archive) of a picture of pack i; empty for a record."""

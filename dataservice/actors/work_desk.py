@@ -1,9 +1,8 @@
-"""Work at the coordinator: which worker builds which pack, its leases, failures and holes.
+"""Work at the coordinator: which worker builds which pack, its leases and failures.
 
-Invariants: a hole is journalled before it is answered, and the first report of it wins; where holes
-are not allowed none is recorded or given, and the first report fails the session; a worker whose
-lease ended, or that wants to end, loses its packs to the others, and clients learn the new endpoint
-when they ask; what a worker that ended without a word had not finished is built isolated.
+Invariants: a worker whose lease ended, or that wants to end, loses its packs to the others, and
+clients learn the new endpoint when they ask; what a worker that ended without a word may have been
+building is built isolated, and a pack that ends workers again and again is condemned.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import time
 from collections import Counter
 
 from dataservice.actors.counting_desk import CountingDesk
-from dataservice.actors.holes import Hole
-from dataservice.actors.policies import decoder_and_policy, failure_of
+from dataservice.actors.hole_desk import HoleDesk
+from dataservice.actors.policies import decoder_and_policy
 from dataservice.actors.registry import Entry, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.core.dispatch import choose_worker
+from dataservice.core.suspicion import Suspicion, after_loss
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
-    HoleBudgetExceeded,
     ResumeRefused,
     ServiceUnavailable,
     StaleIndexError,
@@ -32,12 +31,10 @@ from dataservice.errors import (
 from dataservice.wire.messages import (
     Assignment,
     GetAssignment,
-    HolesDecided,
     Ok,
     PackFailed,
     PullWork,
     RegisterWorker,
-    ReportHoles,
     Work,
     WorkerRegistered,
 )
@@ -58,15 +55,15 @@ CALLS_TO_LOSE = 5
 
 
 class WorkDesk:
-    def __init__(self, shared: Shared, counting: CountingDesk) -> None:
+    def __init__(self, shared: Shared, counting: CountingDesk, holes: HoleDesk) -> None:
         self._shared = shared
+        self._holes = holes
         self._counting = counting
         self._attempts: Counter[tuple[int, str]] = Counter()
         """Failed builds by (session, pack)."""
         self._avoid: dict[tuple[int, str], frozenset[str]] = {}
         """Workers on which a pack failed."""
         self._complaints: Counter[str] = Counter()
-        self._policy = shared.config.errors.bad_image
 
     def forget_failures(self) -> None:
         self._attempts.clear()
@@ -77,7 +74,14 @@ class WorkDesk:
         for worker_id in registry.expired_workers():
             self._lose_worker(worker_id, f"silent for {registry.lease_s:g} s")
 
+    def ended(self, worker_id: str, how: str) -> None:
+        """Its process is known to have ended: nobody waits for the end of its lease."""
+        if worker_id in self._shared.registry.workers:
+            self._lose_worker(worker_id, how)
+
     def drain(self, worker_ids: tuple[str, ...]) -> None:
+        if not worker_ids:
+            return
         for worker_id in worker_ids:
             if worker_id in self._shared.registry.workers:
                 self._shared.registry.workers[worker_id].draining = True
@@ -169,36 +173,50 @@ class WorkDesk:
         seat = self._shared.registry.workers.pop(worker_id)
         self._complaints.pop(worker_id, None)
         left = self._outstanding(seat)
-        suspects = left if seat.stats is not None else []  # one that never asked has no pack
-        if not (seat.draining and not left):
+        if seat.draining and not left:
+            _LOG.info("worker %s has left", worker_id)
+        else:
             self._shared.counters["workers_lost"] += 1
+            suspects = self._suspect(seat, left)
             _LOG.warning(
                 "worker %s is gone (%s); %d packs go to others, which decode the pictures of %d of "
                 "them in processes of their own",
                 worker_id,
                 why,
                 len(left),
-                len(suspects),
+                suspects,
             )
-        self._suspect(suspects)
         self._move_packs(worker_id, left)
 
     def _retire(self, seat: WorkerSeat, why: str) -> None:
-        """It has reported its holes and can end; what nobody has fetched from it is built anew."""
+        """It can end, having reported its holes; what nobody has fetched from it is built anew."""
         seat.draining = True
         left = self._outstanding(seat)
         self._shared.counters["workers_retired"] += 1
         worker_id = seat.hello.worker_id
-        _LOG.warning("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
+        _LOG.info("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
         self._move_packs(worker_id, left)
 
-    def _suspect(self, packs: list[Entry]) -> None:
-        """One of them may have ended the worker."""
-        session = self._shared.session
-        for entry in packs:
-            if session is not None and entry.step in session.steps:
-                session.steps[entry.step].suspects.add(entry.pack)
-                self._shared.counters["packs_suspected"] += 1
+    def _suspect(self, seat: WorkerSeat, left: list[Entry]) -> int:
+        """One of them may have ended the worker. How many are suspects now."""
+        session, stats = self._shared.session, seat.stats
+        if session is None or stats is None:
+            return 0  # one that never asked has no pack
+        reach = frozenset(stats.reach)
+        found = 0
+        for entry in left:
+            active = session.steps[entry.step]
+            pack_id = active.planned.pack_ids[entry.pack]
+            before = active.suspicions.get(entry.pack, Suspicion())
+            now = after_loss(
+                before, in_reach=pack_id in reach, under_build=pack_id == seat.builds_alone
+            )
+            active.suspicions[entry.pack] = now
+            found += now.isolated
+            self._shared.counters["packs_suspected"] += now.isolated and not before.isolated
+            if now.condemned and now.ends > before.ends:
+                self._holes.condemn(session, active, entry.pack, now.ends)
+        return found
 
     def _move_packs(self, worker_id: str, left: list[Entry]) -> None:
         """`left`: those of them that nobody has been given yet."""
@@ -237,6 +255,8 @@ class WorkDesk:
             self._complaints.pop(request.worker_id, None)
         retires = request.retiring and not (seat.stats is not None and seat.stats.retiring)
         seat.stats = request
+        if seat.builds_alone not in request.reach:
+            seat.builds_alone = ""
         if retires:
             self._retire(seat, request.retiring)
         self._counting.held(seat, request)
@@ -290,9 +310,7 @@ class WorkDesk:
         self, session: Session, active: ActiveStep, i: int, sequence: int
     ) -> Assignment:
         pack_id, spec = active.planned.pack_ids[i], active.planned.specs[i]
-        holes: dict[str, str] = {}
-        if len(self._shared.holes) and self._policy != "fail":
-            holes = self._shared.holes.of_samples(active.sample_keys(i))
+        suspicion = active.suspicions.get(i, Suspicion())
         return Assignment(
             sequence=sequence,
             pack_id=pack_id,
@@ -300,9 +318,10 @@ class WorkDesk:
             micro_step=int(active.micro_step[i]),
             dp_rank=int(active.dp_rank[i]),
             spec=spec,
-            holes=holes,
+            holes=self._holes.known(active, i),
             storage_holes=self._attempts[session.generation, pack_id] >= STORAGE_HOLE_ATTEMPTS,
-            isolated=i in active.suspects,
+            isolated=suspicion.isolated,
+            alone=suspicion.alone,
             takers=session.takers(int(active.dp_rank[i])),
         )
 
@@ -319,44 +338,9 @@ class WorkDesk:
                 f"pack {request.pack_id} belongs to no step that is handed out now "
                 f"({session.done_step} to {session.next_step - 1}); ask for the step again"
             )
+        if request.begins:
+            seat.builds_alone = request.pack_id
         return self._assignment(session, *found, sequence=0)
-
-    async def report_holes(self, request: ReportHoles) -> HolesDecided:
-        self._shared.registry.worker(request.worker_id, request.lease)
-        session = self._shared.session
-        found = self._shared.find(session, request.pack_id) if session is not None else None
-        if session is None or found is None:
-            raise ServiceUnavailable(f"pack {request.pack_id} is needed by nobody any more")
-        active, i = found
-        if self._policy == "fail":
-            for key, reason in request.holes.items():
-                error = failure_of(self._hole(active, i, key, reason))
-                self._shared.fail(session, error)
-                raise error
-        for key, reason in self._shared.holes.missing(request.holes).items():
-            hole = self._hole(active, i, key, reason)
-            self._shared.log.hole(hole)
-            self._shared.holes.add(hole)
-            self._shared.quarantine.add(hole)
-            self._shared.counters["holes"] += 1
-            _LOG.warning("hole: %s", hole)
-        try:
-            self._shared.holes.check_budget(active.number(i))
-        except HoleBudgetExceeded as error:
-            self._shared.fail(session, error)
-            raise
-        return HolesDecided(holes=self._shared.holes.of_samples(active.sample_keys(i)))
-
-    def _hole(self, active: ActiveStep, i: int, key: str, reason: str) -> Hole:
-        member, archive = active.place_of(i, key)
-        return Hole(
-            key=key,
-            reason=reason,
-            pack_number=active.number(i),
-            policy=self._policy,
-            member=member,
-            archive=archive,
-        )
 
     async def report_pack_failed(self, request: PackFailed) -> Ok:
         self._shared.registry.worker(request.worker_id, request.lease)

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from dataservice.actors.worker_tools import IDLE_S, WorkerTools, encoded
 from dataservice.config import config_from_json
 from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.errors import (
+    DataServiceError,
     DeadlineExceeded,
     LeaseLost,
     ServiceUnavailable,
@@ -56,6 +58,10 @@ _LOG = logging.getLogger(__name__)
 
 STOP_S = 5.0
 """That clients have to fetch what they are waiting for when the worker ends."""
+
+GOODBYE_S = 2.0
+MOST_IN_REACH = 64
+"""Packs that a worker names as those that it may be building."""
 
 
 def builders(decode_threads: int) -> list[tuple[str, bool]]:
@@ -96,7 +102,7 @@ class Worker:
         self._lease = 0
         self._lease_s = 2.0
         self._sequence = 0
-        self._built = 0
+        self._built = self._built_before = 0
         self._images = 0
         self._stalls = 0
         self._served_packs = 0
@@ -126,6 +132,7 @@ class Worker:
                     if not self._retiring and not all(t.is_alive() for t in self._threads):
                         _LOG.error("a thread of this worker has ended: it ends as well")
                         break
+            await self._say_goodbye()
         finally:
             stops = [server.stop(STOP_S)]
             if self._local is not None:
@@ -136,6 +143,19 @@ class Worker:
                 self._tools.close()
             for thread in self._threads:
                 await asyncio.to_thread(thread.join, 10.0)
+
+    async def _say_goodbye(self) -> None:
+        """Has its packs go to others at once, rather than when its lease ends; what clients are
+        waiting for here, they still get."""
+        if self._tools is None:
+            return
+        why = self._retiring or "it was asked to end"
+        goodbye = replace(self._pull_request(), retiring=why, wait_s=0.0)
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._member.call(goodbye)
+        except (DataServiceError, TimeoutError) as error:
+            _LOG.info("worker %s left without a goodbye: %s", self.worker_id, error)
 
     def stop(self) -> None:
         """May be called from any thread."""
@@ -192,7 +212,13 @@ class Worker:
             memory_bytes=resident_bytes(),
             retiring=self._retire_if_stuck(tools),
             counting=() if tools.counting is None else tools.counting.held(),
+            reach=self._reach(tools),
         )
+
+    def _reach(self, tools: WorkerTools) -> tuple[str, ...]:
+        """What it may be building until the coordinator hears of it again, as fast as of late."""
+        built, self._built_before = self._built - self._built_before, self._built
+        return tools.queue.reach(min(MOST_IN_REACH, len(self._builders) + 2 * built))
 
     def _retire_if_stuck(self, tools: WorkerTools) -> str:
         """Why this worker wants to end; "" while it does not.
@@ -236,6 +262,7 @@ class Worker:
             holes=assignment.holes,
             storage_holes=assignment.storage_holes,
             isolated=assignment.isolated,
+            alone=assignment.alone,
             takers=assignment.takers,
             size_bytes=TOKEN_BYTES * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
         )
@@ -271,6 +298,9 @@ class Worker:
 
     def _build(self, tools: WorkerTools, job: Job) -> EncodedPack:
         holes = job.holes
+        if job.alone:
+            begun = self._ask(self._get_assignment(job.session, job.pack_id, begins=True))
+            holes = {**holes, **begun.holes}
         while True:
             built = tools.build(job, holes)
             if not built.new_holes:
@@ -310,6 +340,15 @@ class Worker:
             _LOG.warning(
                 "the coordinator did not hear that pack %s failed: %s", job.pack_id, unheard
             )
+
+    def _get_assignment(self, session: int, pack_id: str, *, begins: bool = False) -> GetAssignment:
+        return GetAssignment(
+            worker_id=self.worker_id,
+            lease=self._lease,
+            session=session,
+            pack_id=pack_id,
+            begins=begins,
+        )
 
     def _seat(self) -> tuple[str, int]:
         return self.worker_id, self._lease
@@ -373,12 +412,7 @@ class Worker:
             return
         try:
             assignment = await self._member.call(
-                GetAssignment(
-                    worker_id=self.worker_id,
-                    lease=self._lease,
-                    session=request.session,
-                    pack_id=request.pack_id,
-                )
+                self._get_assignment(request.session, request.pack_id)
             )
         except LeaseLost as error:
             raise ServiceUnavailable(f"worker {self.worker_id} joins anew: {error}") from error

@@ -241,6 +241,9 @@ class Assignment:
     ended without a word."""
     takers: int = 1
     """So many peers will fetch it, one a host: it is kept until they have."""
+    alone: bool = False
+    """True: the worker says when it begins to build it, and builds no other such pack meanwhile,
+    because isolation has not kept workers from ending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,6 +279,8 @@ class PullWork:
     retiring: str = ""
     """Why the worker wants to end, in words: its packs go to others at once; "" while it does
     not."""
+    reach: tuple[str, ...] = ()
+    """Ids of the packs that it builds, and of those that it may begin before it asks again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,12 +300,14 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GetAssignment:
-    """For a pack that a client asked for and the worker does not know."""
+    """For a pack that a client asked for and the worker does not know, or begins to build."""
 
     worker_id: str
     lease: int
     session: int
     pack_id: str
+    begins: bool = False
+    """Whether it is about to build it, alone: should it end meanwhile, this pack is blamed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

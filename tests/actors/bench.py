@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +230,13 @@ class Bench:
         return cells
 
     async def pull(
-        self, worker_id: str, session: int, after: int = 0, *, retiring: str = ""
+        self,
+        worker_id: str,
+        session: int,
+        after: int = 0,
+        *,
+        retiring: str = "",
+        reach: Iterable[str] = (),
     ) -> Work:
         counters = dict.fromkeys(
             ("ready_bytes", "ready_packs", "queued_packs", "built_packs", "served_packs"), 0
@@ -248,19 +254,28 @@ class Bench:
                 read_staged_bytes=0,
                 images=0,
                 retiring=retiring,
+                reach=tuple(reach),
                 **counters,
             )
         )
 
-    async def ask(self, worker_id: str, session: int, pack_id: str) -> Assignment:
+    async def ask(
+        self, worker_id: str, session: int, pack_id: str, *, begins: bool = False
+    ) -> Assignment:
         return await self.coordinator.get_assignment(
             GetAssignment(
                 worker_id=worker_id,
                 lease=self.leases[worker_id],
                 session=session,
                 pack_id=pack_id,
+                begins=begins,
             )
         )
+
+    async def lose(self, worker_id: str) -> None:
+        """Its lease ends."""
+        self.coordinator.shared.registry.workers[worker_id].heard -= 1000
+        self.coordinator.work.expire()
 
     async def hole(
         self, worker_id: str, pack_id: str, number: int | str = 0, reason: str = "truncated JPEG"
