@@ -9,6 +9,7 @@ import numpy as np
 
 from dataservice.actors.holes import parts_of
 from dataservice.actors.plan_messages import PlannedStep
+from dataservice.core.exclusions import EXCLUDED
 from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.core.settings import Grid
 from dataservice.wire.messages import CursorState, PackPlace, StepCells
@@ -71,6 +72,11 @@ class ActiveStep:
             spec = decode(PackSpec, self.planned.specs[i])
             self._sample_keys[i] = [item.key for item in spec.items]
         return self._sample_keys[i]
+
+    def excluded(self, i: int) -> dict[str, str]:
+        """Hole key to reason, of the samples of pack i that are left out on purpose."""
+        keys = self.planned.excluded.get(self.planned.pack_ids[i], ())
+        return dict.fromkeys(keys, EXCLUDED)
 
     def place_of(self, i: int, hole_key: str) -> tuple[str, str]:
         """(member, archive) of a picture of pack i; empty for a record."""

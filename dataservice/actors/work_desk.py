@@ -3,7 +3,8 @@
 Invariants: a hole is journalled before it is answered, and the first report of it wins; where holes
 are not allowed none is recorded or given, and the first report fails the session; a worker whose
 lease ended, or that wants to end, loses its packs to the others, and clients learn the new endpoint
-when they ask; what a worker that ended without a word had not finished is built isolated.
+when they ask; samples that are left out on purpose are holes that nobody reports, whatever is done
+about others; what a worker that ended without a word had not finished is built isolated.
 """
 
 from __future__ import annotations
@@ -290,9 +291,9 @@ class WorkDesk:
         self, session: Session, active: ActiveStep, i: int, sequence: int
     ) -> Assignment:
         pack_id, spec = active.planned.pack_ids[i], active.planned.specs[i]
-        holes: dict[str, str] = {}
+        holes = active.excluded(i)
         if len(self._shared.holes) and self._policy != "fail":
-            holes = self._shared.holes.of_samples(active.sample_keys(i))
+            holes = self._shared.holes.of_samples(active.sample_keys(i)) | holes
         return Assignment(
             sequence=sequence,
             pack_id=pack_id,
@@ -345,7 +346,8 @@ class WorkDesk:
         except HoleBudgetExceeded as error:
             self._shared.fail(session, error)
             raise
-        return HolesDecided(holes=self._shared.holes.of_samples(active.sample_keys(i)))
+        known = self._shared.holes.of_samples(active.sample_keys(i))
+        return HolesDecided(holes=known | active.excluded(i))
 
     def _hole(self, active: ActiveStep, i: int, key: str, reason: str) -> Hole:
         member, archive = active.place_of(i, key)
