@@ -47,6 +47,9 @@ class Delivery:
     """By pack."""
     loss_tokens: int
     holes: tuple[str, ...]
+    waited_s: float = 0.0
+    at: float = 0.0
+    """Monotonic time when the trainer had it, in seconds."""
 
 
 @dataclass
@@ -127,6 +130,8 @@ def read_ranks(
                         sample_keys=tuple(tuple(keys) for keys in meta["sample_keys"]),
                         loss_tokens=meta["loss_tokens"],
                         holes=tuple(meta["holes"]),
+                        waited_s=meta["waited_s"],
+                        at=time.monotonic(),
                     )
                     with lock:
                         readers.deliveries.append(delivery)
