@@ -11,12 +11,12 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Collection, Sequence
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.actors.excluding import check_excluded_samples, excluded_holes
 from dataservice.actors.lazy_planning import LazyPlanning
 from dataservice.actors.plan_messages import (
     LaneNeeds,
@@ -33,13 +33,12 @@ from dataservice.actors.shard_needs import ShardNeeds
 from dataservice.config import Config, config_from_json
 from dataservice.core.balance import assign
 from dataservice.core.cursor import Cursor
-from dataservice.core.exclusions import Exclusions, parts_of_key, start_of
 from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.core.plan import Plan
+from dataservice.core.plan.run_plan import RunPlan
 from dataservice.core.settings import Grid
-from dataservice.core.tables import SourceStats, StepPlan
-from dataservice.errors import ConfigError, DataServiceError
-from dataservice.pipeline.reading import hole_key, record_key
+from dataservice.core.tables import StepPlan
+from dataservice.errors import DataServiceError
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.index import Index
 from dataservice.storage.lazy import BlocksMissing, check_lazy_plan
@@ -97,7 +96,7 @@ class Planner:
             check_lazy_plan(config.plan)
             self.lazy = LazyPlanning(config, self.renderer)
         self.index = Index.open(config.index_dir) if self.lazy is None else self.lazy.index
-        check_excluded_samples(config.exclude, self.index.sources)
+        check_excluded_samples(config.exclude, self.index)
         self.plan = Plan(config.plan, self.index)
         self.shard_needs = ShardNeeds(self.plan, self.index)
         # load compiled code before anybody waits for a step
@@ -141,7 +140,9 @@ class Planner:
             packs_per_cell=request.packs_per_cell,
         )
         exclude = self.config.exclude
-        start = start_of(self.plan, cursor_of(request.cursor), grid, exclude)
+        start = RunPlan(plan=self.plan, grid=grid, exclude=exclude).start_of(
+            cursor_of(request.cursor)
+        )
         if self.lazy is not None:
             self.lazy.check_step(self.plan, start, grid)
         homes, per_node = request.cursor.lane_homes, request.cursor.ranks_per_node
@@ -150,7 +151,7 @@ class Planner:
             return PlannedStep(end=True, next_cursor=request.cursor)
         then = self._phase_behind(step, grid)
         specs = self.specs(step)
-        excluded = excluded_holes(specs, exclude.samples_at(step.step))
+        excluded, num_excluded = excluded_holes(specs, exclude.samples_at(step.step))
         return PlannedStep(
             end=False,
             next_cursor=cursor_state(
@@ -172,9 +173,7 @@ class Planner:
             counts=self.plan.counts_in(step),
             excluded=excluded,
             steps_skipped=exclude.skipped_at(step.step),
-            samples_excluded=len(
-                {key.rpartition("#")[0] for of in excluded.values() for key in of}
-            ),
+            samples_excluded=num_excluded,
             loss_tokens=step.total_loss_tokens,
             lockstep_cost=step.lockstep_cost,
             lockstep_bound=step.lockstep_bound,
@@ -188,7 +187,8 @@ class Planner:
         """Of the step that follows; None at the end."""
         if len(self.plan.phase_digests) == 1 and self.plan.windows_in(0) is None:
             return step.phase
-        start = start_of(self.plan, step.next_cursor, grid, self.config.exclude)
+        run = RunPlan(plan=self.plan, grid=grid, exclude=self.config.exclude)
+        start = run.start_of(step.next_cursor)
         if self.lazy is not None:
             self.lazy.check_step(self.plan, start, grid)
         return self.plan.phase_of_step(start, grid)
@@ -224,42 +224,6 @@ class Planner:
                 windows, request.windows_ahead, counted_only=request.counted_only
             )
         )
-
-
-def excluded_holes(
-    specs: Sequence[PackSpec], excluded: Collection[str]
-) -> dict[str, tuple[str, ...]]:
-    """Pack id -> hole keys of its samples that are `excluded`: the record and every picture."""
-    found: dict[str, tuple[str, ...]] = {}
-    for spec in specs if excluded else ():
-        items = {item.key: item for item in spec.items if item.key in excluded}
-        holes = [
-            key
-            for item in items.values()
-            for key in (
-                record_key(item.key),
-                *(hole_key(item.key, i) for i in range(len(item.kept))),
-            )
-        ]
-        if holes:
-            found[spec.pack_id] = tuple(holes)
-    return found
-
-
-def check_excluded_samples(exclude: Exclusions, sources: Sequence[SourceStats]) -> None:
-    """ConfigError for a sample of which neither source nor file is there."""
-    shards = {source.name: frozenset(source.shard_names) for source in sources}
-    for sample in exclude.samples:
-        source, shard, _ = parts_of_key(sample.key)
-        if source not in shards:
-            raise ConfigError(
-                f"exclude: sample {sample.key}: the source is none of {', '.join(sorted(shards))}"
-            )
-        if shard not in shards[source]:
-            raise ConfigError(
-                f"exclude: sample {sample.key}: source {source} has no record file of this name; "
-                'take the key from batch.meta["sample_keys"]'
-            )
 
 
 def padding_spec(pack_length: int) -> PackSpec:

@@ -123,7 +123,7 @@ class Config:
     errors: ErrorPolicy
     ranks_per_node: int
     """Trainer ranks that share a node with data; 0: data nodes hold no ranks."""
-    exclude: Exclusions = Exclusions()
+    exclude: Exclusions
 
     def __repr__(self) -> str:
         return f"Config({_masked_tree('', dataclasses.asdict(self))})"

@@ -7,20 +7,13 @@ alone; two settings whose `in_force` at a step is equal give equal packs up to t
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dataservice.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dataservice.core.cursor import Cursor
-    from dataservice.core.plan import Plan
-    from dataservice.core.settings import Grid
 
 EXCLUDED = "excluded by the config"
 """The reason of the holes of samples that are left out."""
@@ -116,14 +109,3 @@ def exclusions(samples: Iterable[ExcludedSample], skips: Iterable[SkippedSteps])
         samples=tuple(ExcludedSample(key=key, from_step=first[key]) for key in sorted(first)),
         skips=tuple(ranges[start] for start in sorted(ranges)),
     )
-
-
-def start_of(plan: Plan, cursor: Cursor, grid: Grid, exclude: Exclusions) -> Cursor:
-    """Where the packs of the step at `cursor` are taken from: there, or behind what is passed over.
-
-    Plans every window that is passed over, as `Plan.skip`.
-    """
-    count = exclude.skipped_at(cursor.step)
-    if not count:
-        return cursor
-    return dataclasses.replace(plan.skip(cursor, grid, count), step=cursor.step)
