@@ -84,6 +84,11 @@ class PlannedStep:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Source -> reason -> samples that were not packed as they are, of the windows that begin in
     this step."""
+    excluded: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Pack id -> hole keys of its samples that are left out, records and pictures."""
+    steps_skipped: int = 0
+    """That would have come before it."""
+    samples_excluded: int = 0
     loss_tokens: int = 0
     lockstep_cost: int = 0
     lockstep_bound: int = 0

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.actors.excluding import check_excluded_samples, excluded_holes
 from dataservice.actors.lazy_planning import LazyPlanning
 from dataservice.actors.plan_messages import (
     LaneNeeds,
@@ -27,12 +28,14 @@ from dataservice.actors.plan_messages import (
     PlanRequest,
     StepRequest,
 )
+from dataservice.actors.resuming import sealed
 from dataservice.actors.shard_needs import ShardNeeds
 from dataservice.config import Config, config_from_json
 from dataservice.core.balance import assign
 from dataservice.core.cursor import Cursor
 from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.core.plan import Plan
+from dataservice.core.plan.run_plan import RunPlan
 from dataservice.core.settings import Grid
 from dataservice.core.tables import StepPlan
 from dataservice.errors import DataServiceError
@@ -48,9 +51,13 @@ MAX_MESSAGE_BYTES = (4 << 30) - 1
 
 
 def cursor_state(
-    plan: Plan, cursor: Cursor, lane_homes: tuple[int, ...], ranks_per_node: int = 0
+    plan: Plan,
+    cursor: Cursor,
+    lane_homes: tuple[int, ...],
+    ranks_per_node: int = 0,
+    excluded: str = "",
 ) -> CursorState:
-    return CursorState(
+    state = CursorState(
         step=cursor.step,
         phase=cursor.phase,
         phase_digest=plan.phase_digests[cursor.phase],
@@ -59,7 +66,9 @@ def cursor_state(
         next_lane=cursor.next_lane,
         lane_homes=lane_homes,
         ranks_per_node=ranks_per_node,
+        excluded=excluded,
     )
+    return sealed(state)
 
 
 def cursor_of(state: CursorState) -> Cursor:
@@ -87,6 +96,7 @@ class Planner:
             check_lazy_plan(config.plan)
             self.lazy = LazyPlanning(config, self.renderer)
         self.index = Index.open(config.index_dir) if self.lazy is None else self.lazy.index
+        check_excluded_samples(config.exclude, self.index)
         self.plan = Plan(config.plan, self.index)
         self.shard_needs = ShardNeeds(self.plan, self.index)
         # load compiled code before anybody waits for a step
@@ -129,19 +139,24 @@ class Planner:
             micro_steps=request.micro_steps,
             packs_per_cell=request.packs_per_cell,
         )
-        if self.lazy is not None:
-            self.lazy.check_step(self.plan, cursor_of(request.cursor), grid)
-        homes, per_node = request.cursor.lane_homes, request.cursor.ranks_per_node
-        step = self.plan.step(
-            cursor_of(request.cursor), grid, homes, ranks_per_node=max(1, per_node)
+        exclude = self.config.exclude
+        start = RunPlan(plan=self.plan, grid=grid, exclude=exclude).start_of(
+            cursor_of(request.cursor)
         )
+        if self.lazy is not None:
+            self.lazy.check_step(self.plan, start, grid)
+        homes, per_node = request.cursor.lane_homes, request.cursor.ranks_per_node
+        step = self.plan.step(start, grid, homes, ranks_per_node=max(1, per_node))
         if step is None:
             return PlannedStep(end=True, next_cursor=request.cursor)
         then = self._phase_behind(step, grid)
         specs = self.specs(step)
+        excluded, num_excluded = excluded_holes(specs, exclude.samples_at(step.step))
         return PlannedStep(
             end=False,
-            next_cursor=cursor_state(self.plan, step.next_cursor, homes, per_node),
+            next_cursor=cursor_state(
+                self.plan, step.next_cursor, homes, per_node, exclude.in_force(step.step)
+            ),
             settings=self.settings(step.phase, grid),
             next_step=None if then is None else self.settings(then, grid),
             pack_ids=tuple(step.pack_id(i) for i in range(step.num_packs)),
@@ -156,6 +171,9 @@ class Planner:
             cost=_int64(step.cost),
             num_samples=sum(len(spec.items) for spec in specs),
             counts=self.plan.counts_in(step),
+            excluded=excluded,
+            steps_skipped=exclude.skipped_at(step.step),
+            samples_excluded=num_excluded,
             loss_tokens=step.total_loss_tokens,
             lockstep_cost=step.lockstep_cost,
             lockstep_bound=step.lockstep_bound,
@@ -169,9 +187,11 @@ class Planner:
         """Of the step that follows; None at the end."""
         if len(self.plan.phase_digests) == 1 and self.plan.windows_in(0) is None:
             return step.phase
+        run = RunPlan(plan=self.plan, grid=grid, exclude=self.config.exclude)
+        start = run.start_of(step.next_cursor)
         if self.lazy is not None:
-            self.lazy.check_step(self.plan, step.next_cursor, grid)
-        return self.plan.phase_of_step(step.next_cursor, grid)
+            self.lazy.check_step(self.plan, start, grid)
+        return self.plan.phase_of_step(start, grid)
 
     def settings(self, phase: int, grid: Grid) -> StepSettings:
         """Of the steps of a phase."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 from dataservice.actors.gathering import Gathering
 from dataservice.actors.plan_messages import StepRequest
 from dataservice.actors.policies import check_policy, decoder_and_policy
-from dataservice.actors.session import Session, check_state
+from dataservice.actors.resuming import check_excluded, check_state
+from dataservice.actors.session import Session
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.work_desk import WorkDesk
@@ -80,6 +81,13 @@ class SessionDesk:
                 now=self._shared.config.errors.bad_image,
                 what=f"run {saved.run_id}",
             )
+            check_excluded(
+                saved=saved.excluded,
+                exclude=self._shared.config.exclude,
+                last_step=saved.planned_until - 1,
+                what=f"run {saved.run_id}",
+                elsewhere="restart the trainers from a checkpoint of an earlier step",
+            )
         except ResumeRefused as error:
             self._shared.fail(session, error)
             return
@@ -119,6 +127,7 @@ class SessionDesk:
                     job=self._shared.config.job,
                     plan=plan,
                     built_by=self._shared.built_by,
+                    exclude=self._shared.config.exclude,
                 )
             except DataServiceError as error:
                 gathering.refused = error
@@ -355,7 +364,8 @@ class SessionDesk:
             session.end_step = cursor.step
             self._shared.changes.notify()
             return
-        self._shared.log.placement(cursor)
+        self._shared.log.placement(cursor, self._shared.config.exclude)
+        cursor = replace(cursor, excluded=planned.next_cursor.excluded)
         active = ActiveStep(cursor, planned, session.grid, patch_bytes=self._patch_bytes)
         self._shared.holes.planned_samples += planned.num_samples
         for source, counts in planned.counts.items():
@@ -363,6 +373,8 @@ class SessionDesk:
         self._shared.counters["steps_planned"] += 1
         self._shared.counters["plan_ms"] += round(planned.plan_s * 1000)
         self._shared.counters["packs_moved"] += planned.moved
+        self._shared.counters["steps_skipped"] += planned.steps_skipped
+        self._shared.counters["samples_excluded"] += planned.samples_excluded
         self._shared.counters["moved_bytes"] += planned.moved_bytes
         session.steps[cursor.step] = active
         session.next_cursor = planned.next_cursor

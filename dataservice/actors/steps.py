@@ -9,6 +9,7 @@ import numpy as np
 
 from dataservice.actors.holes import hole_key, parts_of
 from dataservice.actors.plan_messages import PlannedStep
+from dataservice.core.exclusions import EXCLUDED
 from dataservice.core.packspec import TOKEN_BYTES, PackSpec
 from dataservice.core.settings import Grid
 from dataservice.core.suspicion import Suspicion
@@ -80,6 +81,11 @@ class ActiveStep:
             keys[hole_key(item.key, None)] = None
             keys.update((hole_key(item.key, number), None) for number in range(len(item.images)))
         return list(keys)
+
+    def excluded(self, i: int) -> dict[str, str]:
+        """Hole key to reason, of the samples of pack i that are left out on purpose."""
+        keys = self.planned.excluded.get(self.planned.pack_ids[i], ())
+        return dict.fromkeys(keys, EXCLUDED)
 
     def place_of(self, i: int, hole_key: str) -> tuple[str, str]:
         """(member, archive) of a picture of pack i; empty for a record."""

@@ -208,6 +208,13 @@ class Index:
         refs = (ref for _, ref in shard.archives if ref is not None)
         return tuple(dict.fromkeys((shard.ref, *refs)))
 
+    def offsets_among(self, source: str, shard: str, offsets: Sequence[int]) -> set[int]:
+        """Those at which a record of a file of the source begins."""
+        (found,) = (of for of in self._sources if of.entry.name == source)
+        (file,) = (of for of in found.shards if of.entry.name == shard)
+        known = file.samples["offset"].slice(0, file.entry.num_samples)
+        return set(known[np.isin(known, np.array(offsets, dtype=np.int64))].tolist())
+
     def shard_crc(self, shard: ShardRef) -> int:
         """CRC-32 of the whole file, -1 where the index does not know it (archives)."""
         return self._crc.get(shard.url, -1)
