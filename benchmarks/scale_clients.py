@@ -280,9 +280,7 @@ async def main(options: dict[str, Any]) -> None:
         if number % 64 == 63:
             await asyncio.sleep(0.05)
     tasks.append(asyncio.ensure_future(figures.watch_loop()))
-    failed = asyncio.ensure_future(
-        asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    )
+    failed = asyncio.ensure_future(asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))
     await asyncio.wait(
         [asyncio.ensure_future(asyncio.gather(*begun)), failed],
         return_when=asyncio.FIRST_COMPLETED,

@@ -67,9 +67,7 @@ def _plant(index_dir: Path, counter: str) -> None:
     index_dir.mkdir(parents=True)
     rng = np.random.default_rng(0)
     planted = [_shard(index_dir, number, rng) for number in range(SHARDS)]
-    shards = tuple(
-        replace(shard, archives=(number,)) for number, (shard, _) in enumerate(planted)
-    )
+    shards = tuple(replace(shard, archives=(number,)) for number, (shard, _) in enumerate(planted))
     source = SourceEntry(name="chat", root="/planted", fingerprint="planted", shards=shards)
     archives = tuple(archive for _, archive in planted)
     write_manifest(
@@ -132,9 +130,7 @@ def _shard(
     return entry, _archive(index_dir, number, total, rng)
 
 
-def _archive(
-    index_dir: Path, number: int, members: int, rng: np.random.Generator
-) -> ArchiveEntry:
+def _archive(index_dir: Path, number: int, members: int, rng: np.random.Generator) -> ArchiveEntry:
     stored = rng.integers(MEMBER_BYTES // 2, MEMBER_BYTES * 3 // 2, members)
     values = {
         "offset": np.cumsum(stored) - stored,

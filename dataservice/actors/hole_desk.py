@@ -40,7 +40,8 @@ class HoleDesk:
     def known(self, active: ActiveStep, i: int) -> dict[str, str]:
         """Key to reason, of the samples of pack i."""
         excluded = active.excluded(i)
-        if not len(self._shared.holes) or self._policy == "fail":
+        holes = self._shared.holes
+        if self._policy == "fail" or not holes.may_be_of(active.sample_marks(i)):
             return excluded
         return self._shared.holes.of_samples(active.sample_keys(i)) | excluded
 

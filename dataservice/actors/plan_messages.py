@@ -71,7 +71,13 @@ class PlannedStep:
     next_step: StepSettings | None = None
     """Of the step at `next_cursor`; None: nothing is left for one."""
     pack_ids: tuple[str, ...] = ()
+    """On the pipe this and `specs` follow in StepParts."""
     specs: tuple[bytes, ...] = ()
+    """As `pack_specs.packed_spec` makes them."""
+    sample_marks: bytes = b""
+    """Little-endian uint32: `pack_specs.sample_mark` of each sample, pack by pack."""
+    sample_counts: bytes = b""
+    """Samples of each pack."""
     number: bytes = b""
     lane: bytes = b""
     micro_step: bytes = b""
@@ -96,6 +102,14 @@ class PlannedStep:
     moved: int = 0
     moved_bytes: int = 0
     plan_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPart:
+    """Of some packs of a step, in its order."""
+
+    pack_ids: tuple[str, ...]
+    specs: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +182,8 @@ class PlanReply:
 
     info: PlanInfo | None = None
     step: PlannedStep | None = None
+    parts: int = 0
+    """Of the step; a StepPart each follows."""
     needs: LaneNeeds | None = None
     missing: MissingBlocks | None = None
     ahead: MissingBlocks | None = None

@@ -6,17 +6,19 @@ it never outlives the coordinator; nothing but replies is written to standard ou
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataservice.actors.excluding import check_excluded_samples, excluded_holes
+from dataservice.actors.excluding import check_excluded_samples
 from dataservice.actors.lazy_planning import LazyPlanning
 from dataservice.actors.plan_messages import (
     LaneNeeds,
@@ -26,14 +28,15 @@ from dataservice.actors.plan_messages import (
     PlannedStep,
     PlanReply,
     PlanRequest,
+    StepPart,
     StepRequest,
 )
 from dataservice.actors.resuming import sealed
 from dataservice.actors.shard_needs import ShardNeeds
+from dataservice.actors.step_specs import specs_of_step
 from dataservice.config import Config, config_from_json
 from dataservice.core.balance import assign
 from dataservice.core.cursor import Cursor
-from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.core.plan import Plan
 from dataservice.core.plan.run_plan import RunPlan
 from dataservice.core.settings import Grid
@@ -47,7 +50,9 @@ from dataservice.wire.schema import decode, encode
 
 _LENGTH = struct.Struct("<Q")
 MAX_MESSAGE_BYTES = (4 << 30) - 1
-"""Of the pipe: a step of 16,384 packs of many short samples takes about a gigabyte."""
+"""Of the pipe."""
+PART_PACKS = 512
+"""Of a step, in one message."""
 
 
 def cursor_state(
@@ -150,8 +155,10 @@ class Planner:
         if step is None:
             return PlannedStep(end=True, next_cursor=request.cursor)
         then = self._phase_behind(step, grid)
-        specs = self.specs(step)
-        excluded, num_excluded = excluded_holes(specs, exclude.samples_at(step.step))
+        specs = specs_of_step(
+            self.plan, self.index, step, exclude.samples_at(step.step), self.config.plan.vision
+        )
+        marks, counts = specs.mark_arrays()
         return PlannedStep(
             end=False,
             next_cursor=cursor_state(
@@ -160,7 +167,9 @@ class Planner:
             settings=self.settings(step.phase, grid),
             next_step=None if then is None else self.settings(then, grid),
             pack_ids=tuple(step.pack_id(i) for i in range(step.num_packs)),
-            specs=tuple(encode(spec) for spec in specs),
+            specs=tuple(specs.packed),
+            sample_marks=marks,
+            sample_counts=counts,
             number=_int64(step.pack_number),
             lane=_int64(step.lane),
             micro_step=_int64(step.micro_step),
@@ -169,11 +178,11 @@ class Planner:
             num_images=_int64(step.num_images),
             num_patches=_int64(step.num_patches),
             cost=_int64(step.cost),
-            num_samples=sum(len(spec.items) for spec in specs),
+            num_samples=specs.num_samples,
             counts=self.plan.counts_in(step),
-            excluded=excluded,
+            excluded=specs.excluded,
             steps_skipped=exclude.skipped_at(step.step),
-            samples_excluded=num_excluded,
+            samples_excluded=specs.num_excluded,
             loss_tokens=step.total_loss_tokens,
             lockstep_cost=step.lockstep_cost,
             lockstep_bound=step.lockstep_bound,
@@ -203,24 +212,6 @@ class Planner:
             max_tiles=mix.rules.max_tiles if tiles else 0,
         )
 
-    def specs(self, step: StepPlan) -> list[PackSpec]:
-        """In the step's order; read window by window."""
-        specs = [padding_spec(step.pack_length)] * len(step.lane)
-        order = np.lexsort((step.window, step.lane))
-        lanes, windows = step.lane[order], step.window[order]
-        changes = (np.diff(lanes) != 0) | (np.diff(windows) != 0)
-        for these in np.split(order, np.flatnonzero(changes) + 1):
-            lane = int(step.lane[these[0]])
-            if lane < 0:
-                continue
-            window = self.plan.window(lane, int(step.window[these[0]]))
-            made = self.index.pack_specs(
-                window, step.number[these].tolist(), rules=self.config.plan.vision
-            )
-            for i, spec in zip(these.tolist(), made, strict=True):
-                specs[i] = spec
-        return specs
-
     def needs(self, request: NeedsRequest) -> LaneNeeds:
         if self.lazy is not None and not request.counted_only:
             self.lazy.check_needs(self.plan, cursor_of(request.cursor), request.windows_ahead)
@@ -232,19 +223,8 @@ class Planner:
         )
 
 
-def padding_spec(pack_length: int) -> PackSpec:
-    return PackSpec(
-        pack_id=padding_id(pack_length),
-        pack_length=pack_length,
-        shards=(),
-        items=(),
-        num_tokens=0,
-        num_patches=0,
-    )
-
-
-def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | None, bytes]:
-    """The encoded reply to one request; errors become a PlanFailed."""
+def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | None, list[bytes]]:
+    """The encoded reply to one request, and the parts of a step; errors become a PlanFailed."""
     try:
         if request.config is not None:
             if planner is not None:
@@ -254,7 +234,7 @@ def answer(planner: Planner | None, request: PlanRequest) -> tuple[Planner | Non
         if planner is None:
             raise DataServiceError("the planning process was asked before it was given a config")
         if request.step is not None:
-            return planner, _encoded(PlanReply(step=planner.step(request.step)))
+            return planner, _in_parts(planner.step(request.step))
         if request.needs is not None:
             return planner, _encoded(PlanReply(needs=planner.needs(request.needs)))
         if planner.lazy is None:
@@ -282,8 +262,24 @@ def _lazy_answer(plan: Plan, lazy: LazyPlanning, request: PlanRequest) -> PlanRe
     raise DataServiceError("empty plan request")
 
 
-def _encoded(reply: PlanReply) -> bytes:
-    return encode(reply, max_bytes=MAX_MESSAGE_BYTES)
+def _encoded(reply: PlanReply) -> list[bytes]:
+    return [encode(reply, max_bytes=MAX_MESSAGE_BYTES)]
+
+
+def _in_parts(step: PlannedStep) -> list[bytes]:
+    """The step without what is long, and that in parts that are read in a millisecond each."""
+    firsts = range(0, len(step.pack_ids), PART_PACKS)
+    parts = [
+        StepPart(
+            pack_ids=step.pack_ids[first : first + PART_PACKS],
+            specs=step.specs[first : first + PART_PACKS],
+        )
+        for first in firsts
+    ]
+    head = replace(step, pack_ids=(), specs=())
+    return _encoded(PlanReply(step=head, parts=len(parts))) + [
+        encode(part, max_bytes=MAX_MESSAGE_BYTES) for part in parts
+    ]
 
 
 def frame(payload: bytes) -> bytes:
@@ -304,9 +300,13 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     planner: Planner | None = None
     while len(prefix := source.read(PREFIX_BYTES)) == PREFIX_BYTES:
         payload = source.read(frame_length(prefix))
-        planner, reply = answer(planner, decode(PlanRequest, payload, max_bytes=MAX_MESSAGE_BYTES))
-        sink.write(frame(reply))
+        request = decode(PlanRequest, payload, max_bytes=MAX_MESSAGE_BYTES)
+        planner, replies = answer(planner, request)
+        for reply in replies:
+            sink.write(frame(reply))
         sink.flush()
+        if request.config is not None:
+            gc.freeze()  # what stays is not gone through again and again while steps are made
     if planner is not None:
         planner.close()
 

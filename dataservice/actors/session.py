@@ -7,6 +7,7 @@ is past it.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -118,16 +119,15 @@ class Session:
             RankProgress(done=max(first, (cursor.step, 0)), heard=now, peers=self.peers)
             for _ in range(self.grid.dp_size)
         ]
+        self._ranks_at = Counter({self.ranks[0].done[0]: self.grid.dp_size})
+        """Step -> ranks that are in it, so that a call of one rank looks at no other."""
+        self.done_step = self.ranks[0].done[0]
+        """Every rank has been given all steps before this one."""
         self.failure: DataServiceError | None = None
 
     @property
     def next_step(self) -> int:
         return self.next_cursor.step
-
-    @property
-    def done_step(self) -> int:
-        """Every rank has been given all steps before this one."""
-        return min(rank.done[0] for rank in self.ranks)
 
     @property
     def held_step(self) -> int:
@@ -157,8 +157,15 @@ class Session:
             raise ConfigError(f"dp_rank = {dp_rank}: this session has {self.grid.dp_size} ranks")
         if not 0 <= peer < self.peers:
             raise ConfigError(f"peer = {peer}: ranks of this session have {self.peers} peers")
-        before = self.done_step
-        self.ranks[dp_rank].note(peer, done, waited_s, closing=closing)
+        rank, before = self.ranks[dp_rank], self.done_step
+        was = rank.done[0]
+        rank.note(peer, done, waited_s, closing=closing)
+        if rank.done[0] > was:
+            self._ranks_at[rank.done[0]] += 1
+            self._ranks_at[was] -= 1
+            if not self._ranks_at[was]:
+                del self._ranks_at[was]
+                self.done_step = min(self._ranks_at)
         moved = self.done_step > before
         if moved:
             for step in [s for s in self.steps if s < self.held_step]:

@@ -41,6 +41,8 @@ from dataservice.wire.messages import (
 
 _LOG = logging.getLogger(__name__)
 
+STEPS, PROGRESS = "a step is handed out", "every rank has moved on"
+"""Topics of changes; that of a worker's packs is its id."""
 PLANNER_RESTARTS = 3
 """So often may the planning process end in one session before the session fails."""
 
@@ -131,11 +133,15 @@ class SessionDesk:
                 )
             except DataServiceError as error:
                 gathering.refused = error
-        gathering.join(request)
+        try:
+            gathering.join(request)
+        except DataServiceError:
+            self._shared.changes.notify()  # the others are refused, too
+            raise
         if gathering.complete(self._patience_s) and await self._decoder_known(until):
             if self._gathering is gathering:
                 self._open(gathering)
-        self._shared.changes.notify()
+                self._shared.changes.notify()
         while self._shared.session is None or self._shared.session.run_id != request.run_id:
             if gathering.refused is not None:
                 raise gathering.refused
@@ -274,17 +280,17 @@ class SessionDesk:
             ended = 0 <= session.end_step <= request.first_step
             if found or ended:
                 return Steps(steps=tuple(found), end_step=session.end_step)
-            if not await self._shared.changes.wait(until):
+            if not await self._shared.changes.wait(until, STEPS):
                 why = self._blocked_by(session, request.first_step)
                 return Steps(steps=(), end_step=session.end_step, blocked_by=why)
             session = self._shared.current(request.session)
 
     def _cells(self, session: Session, request: GetSteps) -> list[StepCells]:
-        endpoints = self._shared.registry.endpoints()
+        endpoint_of = self._shared.registry.endpoint_of
         found: list[StepCells] = []
         for step in range(request.first_step, request.first_step + request.count):
             active = session.steps.get(step)
-            cells = active.cells_of(request.dp_rank, endpoints) if active is not None else None
+            cells = active.cells_of(request.dp_rank, endpoint_of) if active is not None else None
             if cells is None:
                 break
             found.append(cells)
@@ -315,7 +321,7 @@ class SessionDesk:
             oldest = session.steps.get(session.done_step)
             if oldest is not None:
                 self._shared.log.done(oldest.cursor)
-            self._shared.changes.notify()
+            self._shared.changes.notify(PROGRESS)
 
     # ---- planning ----------------------------------------------------------------------------
 
@@ -378,8 +384,8 @@ class SessionDesk:
         self._shared.counters["moved_bytes"] += planned.moved_bytes
         session.steps[cursor.step] = active
         session.next_cursor = planned.next_cursor
-        self._work.assign(session, active, active.order.tolist())
-        self._shared.changes.notify()
+        await self._work.assign_step(session, active)
+        self._shared.changes.notify(STEPS, *self._shared.registry.workers)
 
     def _lane_homes(self, session: Session) -> tuple[int, ...]:
         """Node number (dp_rank // ranks_per_node) of each lane's data node, -1 = holds no ranks."""

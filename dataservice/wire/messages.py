@@ -236,7 +236,7 @@ class Assignment:
     micro_step: int
     dp_rank: int
     spec: bytes
-    """An encoded core.packspec.PackSpec."""
+    """A core.packspec.PackSpec, as actors.pack_specs packs it."""
     holes: dict[str, str]
     """Known holes among its samples: "<sample key>#<image number>" or "#record" -> reason."""
     storage_holes: bool
