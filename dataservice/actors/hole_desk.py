@@ -1,7 +1,8 @@
 """Holes at the coordinator: of samples that cannot be had, and of packs that end their workers.
 
 Invariants: a hole is journalled before it is answered, and the first report of it wins; where holes
-are not allowed none is recorded or given, and the first report fails the session.
+are not allowed none is recorded or given, and the first report fails the session; samples that are
+left out on purpose are holes that nobody reports, whatever is done about others.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ class HoleDesk:
             raise ServiceUnavailable(f"pack {request.pack_id} is needed by nobody any more")
         active, i = found
         self._decide(session, active, i, request.holes)
-        return HolesDecided(holes=self._shared.holes.of_samples(active.sample_keys(i)))
+        known = self._shared.holes.of_samples(active.sample_keys(i))
+        return HolesDecided(holes=known | active.excluded(i))
 
     def known(self, active: ActiveStep, i: int) -> dict[str, str]:
         """Key to reason, of the samples of pack i."""
-        if not len(self._shared.holes) or self._policy == "fail":
-            return {}
-        return self._shared.holes.of_samples(active.sample_keys(i))
+        excluded = active.excluded(i)
+        holes = self._shared.holes
+        if self._policy == "fail" or not holes.may_be_of(active.sample_marks(i)):
+            return excluded
+        return self._shared.holes.of_samples(active.sample_keys(i)) | excluded
 
     def condemn(self, session: Session, active: ActiveStep, i: int, ends: int) -> None:
         """Pack i ended so many workers, though its pictures were decoded elsewhere: all of its

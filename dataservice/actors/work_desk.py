@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.hole_desk import HoleDesk
@@ -43,8 +44,10 @@ from dataservice.wire.messages import (
 
 _LOG = logging.getLogger(__name__)
 
-MAX_WORK_BYTES = 4 << 20
-"""Specs in one answer to a worker."""
+MAX_WORK_BYTES = 128 << 10
+"""Specs in one answer to a worker, some eighty: a millisecond's work."""
+PACKS_AT_ONCE = 512
+"""Given to workers in one turn of the event loop: two milliseconds."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 """Before a failed pack is tried again, on another worker where there is one; doubled each time."""
@@ -91,30 +94,44 @@ class WorkDesk:
                 self._sharing.leaves(worker_id)
         self._shared.changes.notify()
 
-    def assign(self, session: Session, active: ActiveStep, packs: list[int]) -> None:
+    def assign(self, session: Session, active: ActiveStep, packs: Sequence[int]) -> None:
+        """Gives packs to workers, or to nobody while there is none."""
         usable = self._shared.registry.usable_workers()
         on_node: dict[str, list[str]] = {}
         for worker_id in usable:
             node = self._shared.registry.workers[worker_id].hello.node
             on_node.setdefault(node, []).append(worker_id)
-        for i in packs:
-            micro_step, dp_rank = int(active.micro_step[i]), int(active.dp_rank[i])
-            lane = int(active.lane[i])
-            node = self._shared.lane_nodes[lane] if lane >= 0 and self._shared.lane_nodes else ""
+        nodes, give = self._shared.lane_nodes, self._shared.registry.give
+        columns = (active.micro_step, active.dp_rank, active.lane)
+        places = zip(packs, *(column[packs].tolist() for column in columns), strict=True)
+        for i, micro_step, dp_rank, lane in places if packs else ():
+            avoid: frozenset[str] = frozenset()
+            if self._avoid:
+                key = (session.generation, active.planned.pack_ids[i])
+                avoid = self._avoid.get(key, avoid)
             worker = choose_worker(
                 dp_rank,
                 micro_step,
                 dp_size=session.grid.dp_size,
-                home_workers=on_node.get(node, []),
+                home_workers=on_node.get(nodes[lane], ()) if lane >= 0 and nodes else (),
                 all_workers=usable,
-                avoid=self._avoid.get(
-                    (session.generation, active.planned.pack_ids[i]), frozenset()
-                ),
+                avoid=avoid,
             )
             active.worker[i] = worker
             done = session.is_done(active.step, micro_step, dp_rank)
             if worker is not None and lane >= 0 and not done:
-                self._shared.registry.give(worker, session.generation, active.step, i)
+                give(worker, session.generation, active.step, i)
+
+    async def assign_step(self, session: Session, active: ActiveStep) -> None:
+        """All of a step that nobody has yet, in the order of need, and a little at a time: other
+        calls are answered meanwhile."""
+        for first in range(0, len(active.order), PACKS_AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            if session is not self._shared.session:
+                return
+            packs = active.order[first : first + PACKS_AT_ONCE]
+            self.assign(session, active, [i for i in packs if active.worker[i] is None])
 
     def complain(self, endpoints: tuple[str, ...]) -> None:
         """A worker that lives for us but not for its clients is as good as lost."""
@@ -170,7 +187,7 @@ class WorkDesk:
             return
         for step in sorted(session.steps):
             active = session.steps[step]
-            orphans = [i for i in active.order.tolist() if active.worker[i] is None]
+            orphans = [i for i in active.order if active.worker[i] is None]
             if orphans:
                 self.assign(session, active, orphans)
 
@@ -230,7 +247,7 @@ class WorkDesk:
         if session is not None:
             for step in sorted(session.steps):
                 active = session.steps[step]
-                mine = [i for i in active.order.tolist() if active.worker[i] == worker_id]
+                mine = [i for i in active.order if active.worker[i] == worker_id]
                 for i in mine:
                     active.worker[i] = None
                 self.assign(session, active, mine)
@@ -279,7 +296,7 @@ class WorkDesk:
             if work or count or drained or changed:
                 break
             # a step that is over is no news: what it held can be let go with the next answer
-            if not await self._shared.changes.wait(until):
+            if not await self._shared.changes.wait(until, seat.hello.worker_id):
                 break
             self._shared.registry.worker(request.worker_id, request.lease)
         stager = self._shared.registry.stagers.get(seat.hello.node)

@@ -22,11 +22,12 @@ from typing import Any
 
 from dataservice.actors.build_queue import Job
 from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Member
+from dataservice.actors.pack_specs import spec_of
 from dataservice.actors.waiting import Changes
 from dataservice.actors.worker_memory import resident_bytes
 from dataservice.actors.worker_tools import IDLE_S, WorkerTools, encoded
 from dataservice.config import config_from_json
-from dataservice.core.packspec import TOKEN_BYTES, PackSpec
+from dataservice.core.packspec import TOKEN_BYTES
 from dataservice.errors import (
     DataServiceError,
     DeadlineExceeded,
@@ -52,7 +53,6 @@ from dataservice.wire.messages import (
     Work,
     WorkerRegistered,
 )
-from dataservice.wire.schema import decode
 
 _LOG = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class Worker:
             self.tools.counting.add(work.count)
 
     def _job(self, session: int, assignment: Assignment) -> Job:
-        spec = decode(PackSpec, assignment.spec)
+        spec = spec_of(assignment.spec)
         return Job(
             session=session,
             pack_id=assignment.pack_id,

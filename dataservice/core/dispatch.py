@@ -36,7 +36,7 @@ def choose_worker(
     `avoid` names workers on which the pack has failed; they are used only when nobody else is left.
     """
     for group in (home_workers, all_workers):
-        usable = [w for w in group if w not in avoid]
+        usable = [w for w in group if w not in avoid] if avoid else group
         if usable:
             slot = worker_slot(dp_rank, micro_step, dp_size=dp_size, num_workers=len(usable))
             return usable[slot]

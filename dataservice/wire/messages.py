@@ -45,6 +45,11 @@ class CursorState:
     lane_homes: tuple[int, ...]
     ranks_per_node: int = 0
     """0: data nodes hold no ranks."""
+    excluded: str = ""
+    """What was excluded of all that was handed out before, and of the step itself where it was
+    begun, as `core.exclusions` has it."""
+    seal: str = ""
+    """The planner's, of the place in the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,7 +239,7 @@ class Assignment:
     micro_step: int
     dp_rank: int
     spec: bytes
-    """An encoded core.packspec.PackSpec."""
+    """A core.packspec.PackSpec, as actors.pack_specs packs it."""
     holes: dict[str, str]
     """Known holes among its samples: "<sample key>#<image number>" or "#record" -> reason."""
     storage_holes: bool

@@ -12,6 +12,7 @@ from actors.bench import DIGEST, Bench, cursor_at, on_bench, sample_of
 from support.demo_config import demo_settings, write_config
 
 from dataservice.actors.quarantine import QUARANTINE
+from dataservice.actors.resuming import STATE_VERSION
 from dataservice.config import Config, load_config
 from dataservice.errors import (
     DataServiceError,
@@ -375,7 +376,7 @@ def test_a_saved_state_is_not_resumed_under_another_policy(
     saved: str, config: Config, tmp_path: Path
 ) -> None:
     state = ResumeState(
-        version=2,
+        version=STATE_VERSION,
         job="test",
         plan_digest=DIGEST,
         decoder=saved,
