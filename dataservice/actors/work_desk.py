@@ -101,6 +101,7 @@ class WorkDesk:
         for worker_id in usable:
             node = self._shared.registry.workers[worker_id].hello.node
             on_node.setdefault(node, []).append(worker_id)
+        first_round = active.step * session.grid.micro_steps
         nodes, give = self._shared.lane_nodes, self._shared.registry.give
         columns = (active.micro_step, active.dp_rank, active.lane)
         places = zip(packs, *(column[packs].tolist() for column in columns), strict=True)
@@ -111,7 +112,7 @@ class WorkDesk:
                 avoid = self._avoid.get(key, avoid)
             worker = choose_worker(
                 dp_rank,
-                micro_step,
+                first_round + micro_step,
                 dp_size=session.grid.dp_size,
                 home_workers=on_node.get(nodes[lane], ()) if lane >= 0 and nodes else (),
                 all_workers=usable,
