@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dataservice.actors.holes import Hole
+from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
 from dataservice.storage.journal import Journal
 from dataservice.wire.messages import CursorState, ResumeState
@@ -46,6 +47,9 @@ class SavedSession:
     homes: list[tuple[int, Homes]] = field(default_factory=list)
     """(first step, homes), steps rising."""
     planned_until: int = 0
+    """Steps before it may have been handed out."""
+    excluded: str = ""
+    """What was left out of them on purpose, as `core.exclusions` has it."""
 
 
 class StateLog:
@@ -95,6 +99,8 @@ class StateLog:
                     cursor=decode(CursorState, record["cursor"]),
                     first=(record["first"][0], record["first"][1]),
                     built_by=record["decoder"],
+                    planned_until=record["first"][0] + (record["first"][1] > 0),
+                    excluded=record.get("excluded", ""),
                 )
             )
         elif kind == "fenced":
@@ -106,6 +112,7 @@ class StateLog:
             self.session.homes.append((record["step"], homes))
         elif self.session is not None and kind == "planned":
             self.session.planned_until = record["until"]
+            self.session.excluded = record.get("excluded", "")
         elif self.session is not None and kind == "done":
             self.session.cursor = decode(CursorState, record["cursor"])
 
@@ -144,7 +151,7 @@ class StateLog:
             journal.append(_session_record(self.session))
             for step, homes in self.session.homes[-MOST_HOMES:]:
                 journal.append(_homes_record(step, homes))
-            journal.append({"kind": "planned", "until": self.session.planned_until})
+            journal.append(_planned_record(self.session))
         os.replace(fresh, self._path)
         self._journal.close()
         self._journal = journal
@@ -182,7 +189,8 @@ class StateLog:
             cursor=cursor,
             first=(cursor.step, state.micro_step if state is not None else 0),
             built_by=built_by,
-            planned_until=cursor.step,
+            planned_until=cursor.step + (state is not None and state.micro_step > 0),
+            excluded=cursor.excluded,
         )
         self._journal.append(_session_record(session))
         self._session_is(session)
@@ -197,7 +205,7 @@ class StateLog:
         known = [homes for first, homes in session.homes if first <= step]
         return known[-1] if known else None
 
-    def placement(self, cursor: CursorState) -> None:
+    def placement(self, cursor: CursorState, exclude: Exclusions) -> None:
         """The step that starts at `cursor` is about to be handed out with its homes."""
         session = self.session
         assert session is not None
@@ -209,7 +217,8 @@ class StateLog:
             self._journal.append(_homes_record(cursor.step, homes))
         if cursor.step >= session.planned_until:
             session.planned_until = cursor.step + STEPS_A_RECORD
-            self._journal.append({"kind": "planned", "until": session.planned_until})
+            session.excluded = exclude.in_force(session.planned_until - 1)
+            self._journal.append(_planned_record(session))
 
     def done(self, cursor: CursorState) -> None:
         """Every rank was given all steps before `cursor`."""
@@ -248,6 +257,10 @@ def _homes_record(step: int, homes: Homes) -> dict[str, Any]:
     return {"kind": "homes", "step": step, "ranks_per_node": homes[0], "homes": list(homes[1])}
 
 
+def _planned_record(session: SavedSession) -> dict[str, Any]:
+    return {"kind": "planned", "until": session.planned_until, "excluded": session.excluded}
+
+
 def _session_record(session: SavedSession) -> dict[str, Any]:
     grid, state = session.grid, session.state
     return {
@@ -260,4 +273,5 @@ def _session_record(session: SavedSession) -> dict[str, Any]:
         "cursor": encode(session.cursor),
         "first": list(session.first),
         "decoder": session.built_by,
+        "excluded": session.excluded,
     }

@@ -87,6 +87,7 @@ def _session(session: Session | None) -> dict[str, Any] | None:
         "done_step": session.done_step,
         "next_step": session.next_step,
         "end_step": session.end_step,
+        "excluded": session.next_cursor.excluded,
         "waited_s": [round(rank.waited_s, 3) for rank in session.ranks],
         "done": [list(rank.done) for rank in session.ranks],
         "closed": [rank.closed for rank in session.ranks],

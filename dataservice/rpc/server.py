@@ -121,9 +121,13 @@ class RunningServer:
         self.endpoint = _endpoint(host, port)
         """ "host:port" with the host as bound; a wildcard bind needs a host of the caller's."""
 
+    async def turn_away(self) -> None:
+        """Turns health to NOT_SERVING, for good; calls are answered as before."""
+        await self._health.enter_graceful_shutdown()
+
     async def stop(self, grace_s: float) -> None:
         """Turns health to NOT_SERVING, gives calls `grace_s` to end, ends the rest; idempotent."""
-        await self._health.enter_graceful_shutdown()
+        await self.turn_away()
         await self._server.stop(grace_s)
 
 
