@@ -93,6 +93,10 @@ class RayFleet:
             },
             target=view.target_workers,
             wait_for_nodes=not nodes and self._config.workers.autoscale == "nodes",
+            starting=any(
+                w not in view.workers and actor.node != NOWHERE
+                for w, actor in self._workers.items()
+            ),
         )
         if self._config.staging.cache_dir is not None:
             for node in change.start_stagers:

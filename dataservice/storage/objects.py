@@ -356,7 +356,7 @@ class ShardReader:
             )
         if len(data) != size:
             raise StorageError(
-                f"{_name(shard)}: {len(data)} bytes came of {size} wanted at {offset}, though it is "
+                f"{_name(shard)}: {len(data)} of {size} bytes came at {offset}, though it is "
                 f"still {shard.size_bytes} bytes long"
             )
         return data

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,11 +80,15 @@ class LocalService:
         self.endpoint = ""
         self._port = 0
         self.start_coordinator()
-        if config.staging.cache_dir is not None:
-            for node in nodes:
-                self.add_stager(node)
-        for number in range(workers):
-            self.add_worker(nodes[number % len(nodes)])
+        try:
+            if config.staging.cache_dir is not None:
+                for node in nodes:
+                    self.add_stager(node)
+            for number in range(workers):
+                self.add_worker(nodes[number % len(nodes)])
+        except BaseException:
+            self.close()
+            raise
 
     def start_coordinator(self) -> None:
         self._loop = LoopThread("coordinator")
@@ -96,7 +101,11 @@ class LocalService:
             await coordinator.start()
             return coordinator, server
 
-        self.coordinator, self._server = self._loop.run(start())
+        try:
+            self.coordinator, self._server = self._loop.run(start())
+        except BaseException:
+            self._loop.close()
+            raise
         self._port = self._server.port
         self.endpoint = self._server.endpoint
 
@@ -151,9 +160,10 @@ class LocalService:
             time.sleep(0.05)
 
     def close(self) -> None:
-        for runner in [*self.workers.values(), *self.stagers.values()]:
-            runner.stop()
-        self.stop_coordinator()
+        with ExitStack() as stack:
+            stack.callback(self.stop_coordinator)
+            for runner in [*self.stagers.values(), *self.workers.values()]:
+                stack.callback(runner.stop)
 
     def __enter__(self) -> LocalService:
         return self
