@@ -16,8 +16,10 @@ from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
+from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
+from dataservice.actors.scaling_desk import ScalingDesk
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
 from dataservice.actors.staging_desk import StagingDesk
@@ -26,8 +28,8 @@ from dataservice.actors.status import status_of
 from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
-from dataservice.errors import ConfigError, JobHeld
-from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
+from dataservice.errors import JobHeld
+from dataservice.wire.messages import GetStatus, StatusReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,12 +44,13 @@ class Coordinator:
         self._lazy = config.index == "lazy"
         if self._lazy:
             self.shared.planner = self.counting.planner
-        self.target_workers = config.workers.count or config.workers.min
-        self.work = WorkDesk(self.shared, self.counting)
+        self.holes = HoleDesk(self.shared)
+        self.work = WorkDesk(self.shared, self.counting, self.holes)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
         self._fleet_changed = asyncio.Event()
         self.shared.on_scale = self._fleet_changed.set
+        self.scaling = ScalingDesk(self.shared, self._fleet_changed.set)
         self._tasks: list[asyncio.Future[None]] = []
 
         self.open_session = self.sessions.open_session
@@ -56,12 +59,13 @@ class Coordinator:
         self.register_worker = self.work.register_worker
         self.pull_work = self.work.pull_work
         self.get_assignment = self.work.get_assignment
-        self.report_holes = self.work.report_holes
+        self.report_holes = self.holes.report_holes
         self.report_pack_failed = self.work.report_pack_failed
         self.report_counts = self.counting.report_counts
         self.get_roots = self.counting.get_roots
         self.register_stager = self.staging.register_stager
         self.pull_staging = self.staging.pull_staging
+        self.scale = self.scaling.scale
 
     async def start(self) -> None:
         """Opens the plan, restores what the journal holds, and watches leases."""
@@ -81,10 +85,17 @@ class Coordinator:
         self._tasks += [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
+            asyncio.ensure_future(kept_up("autoscaler", self.scaling.keep)),
             *(self.counting.tasks() if self._lazy else ()),
         ]
 
+    def wind_down(self) -> None:
+        """No more steps from now on; what was handed out is still built and served."""
+        self.shared.winding_down = True
+        self.shared.changes.notify()
+
     async def stop(self) -> None:
+        self.wind_down()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -115,17 +126,6 @@ class Coordinator:
             self.counting.expire()
             self.staging.expire()
 
-    async def scale(self, request: ScaleWorkers) -> Scaled:
-        workers = self.shared.config.workers
-        if not workers.min <= request.workers <= workers.max:
-            raise ConfigError(
-                f"workers = {request.workers}: workers.min = {workers.min} and "
-                f"workers.max = {workers.max} bound it; change them in the config"
-            )
-        before, self.target_workers = self.target_workers, request.workers
-        self.shared.on_scale()
-        return Scaled(before=before, target=self.target_workers)
-
     def fleet(self, news: FleetNews) -> FleetView:
         """Takes what the keeper of the fleet knows, and tells it what it needs to know; raises
         JobHeld once another coordinator owns the job."""
@@ -134,9 +134,11 @@ class Coordinator:
         for worker_id, how in news.ended.items():
             self.work.ended(worker_id, how)
         self.work.drain(news.drain)
+        self.scaling.keeper_says(news)
         registry = self.shared.registry
         return FleetView(
-            target_workers=self.target_workers,
+            target_workers=self.scaling.target,
+            by_hand=self.scaling.by_hand,
             workers={w: seat.draining for w, seat in registry.workers.items()},
             stagers=tuple(registry.stagers),
         )
@@ -149,5 +151,5 @@ class Coordinator:
         self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
-        status = status_of(self.shared) | {"target_workers": self.target_workers}
+        status = status_of(self.shared) | self.scaling.status()
         return StatusReport(status=json.dumps(status))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from dataservice import errors
 from dataservice.actors.plan_messages import (
@@ -24,6 +25,7 @@ from dataservice.actors.plan_messages import (
     PlannedStep,
     PlanReply,
     PlanRequest,
+    StepPart,
     StepRequest,
 )
 from dataservice.actors.planner import MAX_MESSAGE_BYTES, PREFIX_BYTES, frame, frame_length
@@ -35,6 +37,10 @@ from dataservice.errors import (
 )
 from dataservice.wire.counting import CountBlock, CountedBlock, Roots
 from dataservice.wire.schema import decode, encode
+
+READ_AHEAD_BYTES = 2 << 20
+"""Of the pipe."""
+Message = TypeVar("Message")
 
 
 class BlocksMissing(Exception):
@@ -160,6 +166,7 @@ class PlannerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
+            limit=READ_AHEAD_BYTES,
         )
 
     async def _exchange(
@@ -171,8 +178,8 @@ class PlannerProcess:
             async with asyncio.timeout(self._deadline_s):
                 process.stdin.write(frame(encode(request, max_bytes=MAX_MESSAGE_BYTES)))
                 await process.stdin.drain()
-                prefix = await process.stdout.readexactly(PREFIX_BYTES)
-                payload = await process.stdout.readexactly(frame_length(prefix))
+                reply = await _message(PlanReply, process.stdout)
+                return reply if reply.step is None else await _whole(reply, process.stdout)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             code = await process.wait()
             raise ServiceUnavailable(
@@ -183,7 +190,6 @@ class PlannerProcess:
             raise DeadlineExceeded(
                 f"the coordinator waited {self._deadline_s:g} s for the planning process"
             ) from error
-        return decode(PlanReply, payload, max_bytes=MAX_MESSAGE_BYTES)
 
     async def close(self) -> None:
         self._closed = True
@@ -199,3 +205,23 @@ class PlannerProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _message(kind: type[Message], pipe: asyncio.StreamReader) -> Message:
+    prefix = await pipe.readexactly(PREFIX_BYTES)
+    payload = await pipe.readexactly(frame_length(prefix))
+    return decode(kind, payload, max_bytes=MAX_MESSAGE_BYTES)
+
+
+async def _whole(reply: PlanReply, pipe: asyncio.StreamReader) -> PlanReply:
+    """With the parts of its step, between which the event loop does other work."""
+    assert reply.step is not None
+    pack_ids: list[str] = []
+    specs: list[bytes] = []
+    for number in range(reply.parts):
+        if number:
+            await asyncio.sleep(0)
+        part = await _message(StepPart, pipe)
+        pack_ids += part.pack_ids
+        specs += part.specs
+    return replace(reply, step=replace(reply.step, pack_ids=tuple(pack_ids), specs=tuple(specs)))

@@ -2,7 +2,7 @@
 
 Invariants: a Ray of our own listens on loopback only and asks for a token that is made for it and
 lives in the environment of its processes, never on disk; its logs and sockets lie in a folder that
-is removed with it; no usage report is sent; a cluster that is already on the machine is joined only
+is removed with it, or by the next one where its process was killed; no usage report is sent; a cluster that is already on the machine is joined only
 when its address is given.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from dataservice.actors.own_folder import own_folder
 
 LOOPBACK = "127.0.0.1"
 
@@ -38,7 +39,7 @@ def joined_ray(address: str | None, *, resource: str, num_cpus: int | None = Non
         ray_environment()
     import ray
 
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as own_files:
+    with own_folder("ray-") as own_files:
         if address is not None:
             ray.init(address=address, log_to_driver=True)
         else:

@@ -10,16 +10,16 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
 
 from dataservice.errors import LeaseLost
 from dataservice.wire.messages import PullWork, RegisterWorker
 from dataservice.wire.staging import PullStaging, RegisterStager
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     sequence: int
     session: int
     step: int
@@ -35,9 +35,13 @@ class WorkerSeat:
     queue: deque[Entry] = field(default_factory=deque)
     stats: PullWork | None = None
     draining: bool = False
+    builds_alone: str = ""
+    """Id of the pack that it builds alone, since it said so; "" while there is none."""
 
-    def entries_after(self, sequence: int, session: int) -> Iterator[Entry]:
-        return (e for e in self.queue if e.sequence > sequence and e.session == session)
+    def entries_after(self, sequence: int, session: int) -> list[Entry]:
+        """In their order; costs no more than they are, for sequence numbers rise."""
+        new = list(takewhile(lambda entry: entry.sequence > sequence, reversed(self.queue)))
+        return [entry for entry in reversed(new) if entry.session == session]
 
 
 @dataclass(slots=True)
@@ -105,5 +109,7 @@ class Registry:
         """Sorted ids of those that take new packs."""
         return sorted(w for w, seat in self.workers.items() if not seat.draining)
 
-    def endpoints(self) -> dict[str, str]:
-        return {w: seat.hello.endpoint for w, seat in self.workers.items()}
+    def endpoint_of(self, worker_id: str | None) -> str | None:
+        """None of a worker that is not alive."""
+        seat = self.workers.get(worker_id) if worker_id is not None else None
+        return seat.hello.endpoint if seat is not None else None

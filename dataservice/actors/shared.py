@@ -17,6 +17,7 @@ from dataservice.actors.session import Session
 from dataservice.actors.state_log import StateLog
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.waiting import Changes
+from dataservice.actors.waits import Waits
 from dataservice.config import Config, config_to_json
 from dataservice.errors import (
     DataServiceError,
@@ -49,6 +50,7 @@ class Shared:
             max_in_a_row=config.errors.max_holes_in_a_row,
         )
         self.quarantine = Quarantine(Path(config.state_dir) / QUARANTINE, self.holes)
+        self.waits = Waits()
         self.counters: Counter[str] = Counter()
         self.sample_counts: dict[str, Counter[str]] = {}
         """Source -> reason of core.tables.REASONS -> samples that were not packed as they are, of
@@ -61,6 +63,8 @@ class Shared:
         """Data node of each lane; empty while there is none."""
         self.planning_waits = ""
         """What the step that is being planned waits for, in words; "" while it does not."""
+        self.winding_down = False
+        """True: no more steps are planned or handed out, because the service is being stopped."""
         self.on_scale: Callable[[], None] = lambda: None
         """Called when the set of workers or stagers should be looked at."""
         self.superseded: JobHeld | None = None
@@ -94,6 +98,14 @@ class Shared:
             self.superseded = error
             self.changes.notify()
             self.on_scale()
+
+    def check_open(self) -> None:
+        """Raises ServiceUnavailable once the service is being stopped."""
+        if self.winding_down:
+            raise ServiceUnavailable(
+                "the service is being stopped and hands out no more steps; it goes on from here "
+                "when it is served again with the same state_dir"
+            )
 
     def current(self, generation: int) -> Session:
         """The open session, if it is the caller's; raises what the caller must be told if not."""

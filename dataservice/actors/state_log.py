@@ -17,6 +17,7 @@ from typing import Any
 from dataservice.actors.holes import Hole
 from dataservice.actors.ownership import Ownership, take
 from dataservice.config import Config
+from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
 from dataservice.storage.journal import Journal
 from dataservice.storage.tables import sync_folder
@@ -51,6 +52,9 @@ class SavedSession:
     homes: list[tuple[int, Homes]] = field(default_factory=list)
     """(first step, homes), steps rising."""
     planned_until: int = 0
+    """Steps before it may have been handed out."""
+    excluded: str = ""
+    """What was left out of them on purpose, as `core.exclusions` has it."""
 
 
 class StateLog:
@@ -63,6 +67,8 @@ class StateLog:
         self.holes: list[Hole] = []
         self.fenced_runs: set[str] = set()
         self.session: SavedSession | None = None
+        self.lane_holders: tuple[str, ...] = ()
+        """By lane, the data node that has staged it; empty where none has for long."""
         self._digest = ""
         self._generation = 0
         for record in records:
@@ -101,15 +107,20 @@ class StateLog:
                     cursor=decode(CursorState, record["cursor"]),
                     first=(record["first"][0], record["first"][1]),
                     built_by=record["decoder"],
+                    planned_until=record["first"][0] + (record["first"][1] > 0),
+                    excluded=record.get("excluded", ""),
                 )
             )
         elif kind == "fenced":
             self.fenced_runs.update(record["runs"])
+        elif kind == "lanes":
+            self.lane_holders = tuple(record["holders"])
         elif self.session is not None and kind == "homes":
             homes = (record["ranks_per_node"], tuple(record["homes"]))
             self.session.homes.append((record["step"], homes))
         elif self.session is not None and kind == "planned":
             self.session.planned_until = record["until"]
+            self.session.excluded = record.get("excluded", "")
         elif self.session is not None and kind == "done":
             self.session.cursor = decode(CursorState, record["cursor"])
 
@@ -117,6 +128,7 @@ class StateLog:
         if digest != self._digest:
             self._digest = digest
             self.holes = []
+            self.lane_holders = ()
             if self.session is not None:
                 self.fenced_runs.add(self.session.run_id)
             self.session = None
@@ -141,11 +153,13 @@ class StateLog:
         journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
         for hole in self.holes:
             journal.append(_hole_record(hole))
+        if self.lane_holders:
+            journal.append(_lanes_record(self.lane_holders))
         if self.session is not None:
             journal.append(_session_record(self.session))
             for step, homes in self.session.homes[-MOST_HOMES:]:
                 journal.append(_homes_record(step, homes))
-            journal.append({"kind": "planned", "until": self.session.planned_until})
+            journal.append(_planned_record(self.session))
         self._check_ownership()
         os.replace(fresh, self._path)
         sync_folder(os.path.dirname(self._path) or ".")
@@ -171,6 +185,10 @@ class StateLog:
     def hole(self, hole: Hole) -> None:
         self._append(_hole_record(hole))
 
+    def lanes(self, holders: tuple[str, ...]) -> None:
+        self._append(_lanes_record(holders))
+        self.lane_holders = holders
+
     def open_session(
         self,
         run_id: str,
@@ -190,7 +208,8 @@ class StateLog:
             cursor=cursor,
             first=(cursor.step, state.micro_step if state is not None else 0),
             built_by=built_by,
-            planned_until=cursor.step,
+            planned_until=cursor.step + (state is not None and state.micro_step > 0),
+            excluded=cursor.excluded,
         )
         self._append(_session_record(session))
         self._session_is(session)
@@ -205,7 +224,7 @@ class StateLog:
         known = [homes for first, homes in session.homes if first <= step]
         return known[-1] if known else None
 
-    def placement(self, cursor: CursorState) -> None:
+    def placement(self, cursor: CursorState, exclude: Exclusions) -> None:
         """The step that starts at `cursor` is about to be handed out with its homes."""
         session = self.session
         assert session is not None
@@ -217,7 +236,8 @@ class StateLog:
             self._append(_homes_record(cursor.step, homes))
         if cursor.step >= session.planned_until:
             session.planned_until = cursor.step + STEPS_A_RECORD
-            self._append({"kind": "planned", "until": session.planned_until})
+            session.excluded = exclude.in_force(session.planned_until - 1)
+            self._append(_planned_record(session))
 
     def done(self, cursor: CursorState) -> None:
         """Every rank was given all steps before `cursor`."""
@@ -262,8 +282,16 @@ def _hole_record(hole: Hole) -> dict[str, Any]:
     }
 
 
+def _lanes_record(holders: tuple[str, ...]) -> dict[str, Any]:
+    return {"kind": "lanes", "holders": list(holders)}
+
+
 def _homes_record(step: int, homes: Homes) -> dict[str, Any]:
     return {"kind": "homes", "step": step, "ranks_per_node": homes[0], "homes": list(homes[1])}
+
+
+def _planned_record(session: SavedSession) -> dict[str, Any]:
+    return {"kind": "planned", "until": session.planned_until, "excluded": session.excluded}
 
 
 def _session_record(session: SavedSession) -> dict[str, Any]:
@@ -278,4 +306,5 @@ def _session_record(session: SavedSession) -> dict[str, Any]:
         "cursor": encode(session.cursor),
         "first": list(session.first),
         "decoder": session.built_by,
+        "excluded": session.excluded,
     }

@@ -38,14 +38,15 @@ STOP_TIMEOUT_S = 30.0
 
 
 class Supervisor:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, own_cores: int | None = None) -> None:
+        """`own_cores`: of this machine, where Ray is our own."""
         self.coordinator = RayCoordinator(config)
         self.failure: DataServiceError | None = None
         """Why the service has ended, once it has."""
         self.head_lost = False
         self.restarts = 0
         """Of the coordinator."""
-        self._config = config
+        self._config, self._own_cores = config, own_cores
         self._fleet: RayFleet | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -58,7 +59,7 @@ class Supervisor:
         """Returns the endpoint, which stays; raises what the coordinator refused to start with."""
         self.coordinator.start(self._stopping.is_set)
         self._up_since = time.monotonic()
-        self._fleet = RayFleet(self._config, self.coordinator.endpoint)
+        self._fleet = RayFleet(self._config, self.coordinator.endpoint, own_cores=self._own_cores)
         self._thread.start()
         return self.coordinator.endpoint
 
@@ -85,7 +86,8 @@ class Supervisor:
             )
 
     def stop(self) -> None:
-        """Ends the actors in order: workers and stagers first, the coordinator last."""
+        """No more steps are handed out; then the actors end: workers and stagers first, when what
+        clients were waiting for is with them, and the coordinator last."""
         self._stopping.set()
         if self.head_lost:
             self._thread.join(1.0)  # it may wait for Ray
@@ -95,12 +97,17 @@ class Supervisor:
         if self._fleet is None:
             return
         try:
+            self._tell_to("wind_down")
             self._fleet.stop()
-            self.coordinator.call("stop", timeout_s=STOP_TIMEOUT_S)
-        except CoordinatorEnded as error:
-            _LOG.warning("%s", error)
+            self._tell_to("stop")
         finally:
             self.coordinator.kill()
+
+    def _tell_to(self, method: str) -> None:
+        try:
+            self.coordinator.call(method, timeout_s=STOP_TIMEOUT_S)
+        except CoordinatorEnded as error:
+            _LOG.warning("%s", error)
 
     def _run(self) -> None:
         try:

@@ -132,10 +132,14 @@ class RunningServer:
         self._stopping = False
         self._keeper = asyncio.ensure_future(self._keep())
 
+    async def turn_away(self) -> None:
+        """Turns health to NOT_SERVING, for good; calls are answered as before."""
+        await self._listening.health.enter_graceful_shutdown()
+
     async def stop(self, grace_s: float) -> None:
         """Turns health to NOT_SERVING, gives calls `grace_s` to end, ends the rest; idempotent."""
         self._stopping = True
-        await self._listening.health.enter_graceful_shutdown()
+        await self.turn_away()
         await self._listening.server.stop(grace_s)
         await self._keeper
 

@@ -5,12 +5,17 @@ Invariants: the methods are those of `packspec.ImageSpec`; a CRC that nobody kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dataservice.storage.members import IN_PARQUET, IN_RECORD
 from dataservice.storage.membertable import AS_IT_IS
 from dataservice.storage.tables import Column
+
+Ints = NDArray[np.int64]
 
 
 class ImagePlace(NamedTuple):
@@ -26,15 +31,20 @@ class ImagePlace(NamedTuple):
 
 def member_place(members: Mapping[str, Column], name: str, member: int) -> ImagePlace:
     """Of row `member` of an archive's or folder's table."""
-    method = members["method"].item(member)
-    return ImagePlace(
-        member=name,
-        offset=members["offset"].item(member),
-        stored_bytes=members["stored_bytes"].item(member),
-        size_bytes=members["size_bytes"].item(member),
-        method=method,
-        crc32=-1 if method == AS_IT_IS else members["crc32"].item(member),
+    return member_places(members, [name], np.array([member]))[0]
+
+
+def member_places(
+    members: Mapping[str, Column], names: Sequence[str], rows: Ints
+) -> list[ImagePlace]:
+    """Of rows of an archive's or folder's table, which have these names."""
+    offset, stored, size, method, crc32 = (
+        members[name].take(rows)
+        for name in ("offset", "stored_bytes", "size_bytes", "method", "crc32")
     )
+    crc32[method == AS_IT_IS] = -1
+    columns = (column.tolist() for column in (offset, stored, size, method, crc32))
+    return [ImagePlace(*values) for values in zip(names, *columns, strict=True)]
 
 
 def file_place(name: str, size_bytes: int) -> ImagePlace:
