@@ -12,7 +12,7 @@ from support.demo_config import demo_config
 from support.harness import read_ranks
 from support.local_service import LocalService
 from support.proof import clean_run, longest_gap, nothing_leaks, prove_same
-from support.until import until
+from support.until import until, workers_of
 from support.worker_process import WorkerProcesses
 
 from dataservice.config import Config
@@ -52,7 +52,7 @@ def test_its_packs_come_from_another_as_they_were(
                 dies=(where, 5),
             ) as processes,
         ):
-            until("two workers", lambda: len(service.status()["workers"]) == 2)
+            until("two workers", lambda: len(workers_of(service)) == 2)
             readers = read_ranks(
                 service.endpoint, job="test", dp_size=2, micro_steps=2, steps=STEPS, local=local
             )

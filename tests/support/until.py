@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -20,3 +20,13 @@ def until(what: str, found: Callable[[], T], timeout_s: float = 60.0) -> T:
         if time.monotonic() - started > timeout_s:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
         time.sleep(POLL_S)
+
+
+class HasStatus(Protocol):
+    def status(self) -> dict[str, Any]: ...
+
+
+def workers_of(service: HasStatus) -> list[dict[str, Any]]:
+    """Those that the coordinator knows; none while it is opening."""
+    found: list[dict[str, Any]] = service.status().get("workers", [])
+    return found
