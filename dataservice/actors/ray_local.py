@@ -2,8 +2,8 @@
 
 Invariants: a Ray of our own listens on loopback only and asks for a token that is made for it and
 lives in the environment of its processes, never on disk; its logs and sockets lie in a folder that
-is removed with it, or by the next one where its process was killed; no usage report is sent; a cluster that is already on the machine is joined only
-when its address is given.
+is removed with it, or by the next one where its process was killed; no usage report is sent; a
+cluster that is already on the machine is joined only when its address is given.
 """
 
 from __future__ import annotations

@@ -47,6 +47,8 @@ async def coordinate(config_json: str, *, port: int) -> None:
     server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{port}")
     await coordinator.start()
     await stopping.wait()
+    await server.turn_away()
+    coordinator.wind_down()
     await server.stop(1.0)
     await coordinator.stop()
 
