@@ -15,13 +15,12 @@ from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import JOURNAL, StateLog
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
-JOURNAL = "coordinator.journal"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

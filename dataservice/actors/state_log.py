@@ -20,6 +20,8 @@ from dataservice.storage.journal import Journal
 from dataservice.wire.messages import CursorState, ResumeState
 from dataservice.wire.schema import decode, encode
 
+JOURNAL = "coordinator.journal"
+"""Its name in `state_dir`."""
 MOST_HOMES = 64
 """Placements kept of a session when the journal is rewritten; steps handed out span a few."""
 STEPS_A_RECORD = 16
@@ -52,19 +54,18 @@ class SavedSession:
     """What was left out of them on purpose, as `core.exclusions` has it."""
 
 
-class StateLog:
-    def __init__(self, path: str) -> None:
-        self._journal, records = Journal.open(path)
-        self._path = path
+class Recorded:
+    """What the records of a journal come to."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
         self.holes: list[Hole] = []
         self.fenced_runs: set[str] = set()
         self.session: SavedSession | None = None
-        self._digest = ""
+        self.digest = ""
+        """Of the plan that holes and session belong to."""
         self._generation = 0
         for record in records:
             self._replay(record)
-        self._handed_until = self.session.planned_until if self.session is not None else 0
-        """Steps of the session below this may have been handed out before this start."""
 
     def _replay(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
@@ -113,8 +114,8 @@ class StateLog:
             self.session.cursor = decode(CursorState, record["cursor"])
 
     def _digest_is(self, digest: str) -> None:
-        if digest != self._digest:
-            self._digest = digest
+        if digest != self.digest:
+            self.digest = digest
             self.holes = []
             if self.session is not None:
                 self.fenced_runs.add(self.session.run_id)
@@ -126,6 +127,15 @@ class StateLog:
         self._generation = session.generation
         self.session = session
 
+
+class StateLog(Recorded):
+    def __init__(self, path: str) -> None:
+        self._journal, records = Journal.open(path)
+        self._path = path
+        super().__init__(records)
+        self._handed_until = self.session.planned_until if self.session is not None else 0
+        """Steps of the session below this may have been handed out before this start."""
+
     def start_epoch(self, digest: str) -> None:
         """Called once when the plan is open; what was written for another plan is forgotten."""
         self._digest_is(digest)
@@ -136,7 +146,7 @@ class StateLog:
         fresh = self._path + ".new"
         Path(fresh).unlink(missing_ok=True)
         journal, _ = Journal.open(fresh)
-        journal.append({"kind": "epoch", "digest": self._digest, "generation": self._generation})
+        journal.append({"kind": "epoch", "digest": self.digest, "generation": self._generation})
         journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
         for hole in self.holes:
             journal.append(_hole_record(hole))
