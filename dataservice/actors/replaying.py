@@ -277,7 +277,6 @@ class Replay:
             self._tools = WorkerTools(
                 self.config, on_change=lambda: None, ask=_nobody, seat=lambda: ("replay", 0)
             )
-        # The decoder processes cost time, and a picture that ended its worker ends nothing here.
         job = Job(
             session=0,
             pack_id=spec.pack_id,
@@ -286,7 +285,6 @@ class Replay:
             holes=self._holes_of(active, i),
             storage_holes=False,
             size_bytes=active.size_bytes(i),
-            isolated=True,
         )
         built = self._tools.build(job, job.holes)
         for key, reason in built.new_holes.items():

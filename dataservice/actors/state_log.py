@@ -16,6 +16,7 @@ from typing import Any
 from dataservice.actors.holes import Hole
 from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
+from dataservice.errors import ConfigError
 from dataservice.storage.journal import Journal
 from dataservice.wire.messages import CursorState, ResumeState
 from dataservice.wire.schema import decode, encode
@@ -63,6 +64,8 @@ class Recorded:
         self.session: SavedSession | None = None
         self.digest = ""
         """Of the plan that holes and session belong to."""
+        self.job = ""
+        """"": not written down."""
         self._generation = 0
         for record in records:
             self._replay(record)
@@ -71,6 +74,7 @@ class Recorded:
         kind = record["kind"]
         if kind == "epoch":
             self._generation = max(self._generation, record["generation"])
+            self.job = record.get("job", "")
             self._digest_is(record["digest"])
         elif kind == "hole":
             self.holes.append(
@@ -136,8 +140,18 @@ class StateLog(Recorded):
         self._handed_until = self.session.planned_until if self.session is not None else 0
         """Steps of the session below this may have been handed out before this start."""
 
-    def start_epoch(self, digest: str) -> None:
-        """Called once when the plan is open; what was written for another plan is forgotten."""
+    def start_epoch(self, digest: str, job: str) -> None:
+        """Called once when the plan is open; what was written for another plan is forgotten.
+
+        ConfigError for the journal of another job, which stays as it is.
+        """
+        if self.job not in ("", job):
+            raise ConfigError(
+                f"state_dir {os.path.dirname(self._path)} holds the journal of job {self.job!r}, "
+                f"this is job {job!r}: give every job a state_dir of its own, or remove the "
+                "journal if that job is over"
+            )
+        self.job = job
         self._digest_is(digest)
         self._rewrite()
 
@@ -146,7 +160,14 @@ class StateLog(Recorded):
         fresh = self._path + ".new"
         Path(fresh).unlink(missing_ok=True)
         journal, _ = Journal.open(fresh)
-        journal.append({"kind": "epoch", "digest": self.digest, "generation": self._generation})
+        journal.append(
+            {
+                "kind": "epoch",
+                "digest": self.digest,
+                "generation": self._generation,
+                "job": self.job,
+            }
+        )
         journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
         for hole in self.holes:
             journal.append(_hole_record(hole))
