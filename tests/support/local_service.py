@@ -90,11 +90,25 @@ class LocalService:
             Path(self.config.state_dir).mkdir(parents=True, exist_ok=True)
             log = StateLog(str(Path(self.config.state_dir) / "coordinator.journal"))
             coordinator = Coordinator(self.config, PlannerProcess(), log)
-            server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{self._port}")
-            await coordinator.start()
+            bind = f"127.0.0.1:{self._port or self.config.serving.port}"
+            try:
+                server = await start_server(coordinator=coordinator, bind=bind)
+            except BaseException:
+                await coordinator.stop()
+                raise
+            try:
+                await coordinator.start()
+            except BaseException:
+                await server.stop(0)
+                await coordinator.stop()
+                raise
             return coordinator, server
 
-        self.coordinator, self._server = self._loop.run(start())
+        try:
+            self.coordinator, self._server = self._loop.run(start())
+        except BaseException:
+            self._loop.close()
+            raise
         self._port = self._server.port
         self.endpoint = self._server.endpoint
 
