@@ -77,7 +77,7 @@ class Coordinator:
         for warning in shared.info.warnings:
             _LOG.warning("%s", warning)
         self.counting.opened(shared.info)
-        shared.log.start_epoch(shared.info.digest)
+        shared.log.start_epoch(shared.info.digest, shared.config.job)
         for hole in shared.log.holes:
             shared.holes.restore(hole)
         shared.quarantine.start(shared.info.digest)

@@ -19,12 +19,14 @@ from dataservice.actors.ownership import Ownership, take
 from dataservice.config import Config
 from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
+from dataservice.errors import ConfigError
 from dataservice.storage.journal import Journal
 from dataservice.storage.tables import sync_folder
 from dataservice.wire.messages import CursorState, ResumeState
 from dataservice.wire.schema import decode, encode
 
 JOURNAL = "coordinator.journal"
+"""Its name in `state_dir`."""
 MOST_HOMES = 64
 """Placements kept of a session when the journal is rewritten; steps handed out span a few."""
 STEPS_A_RECORD = 16
@@ -57,29 +59,28 @@ class SavedSession:
     """What was left out of them on purpose, as `core.exclusions` has it."""
 
 
-class StateLog:
-    def __init__(self, path: str, ownership: Ownership | None = None) -> None:
-        """`ownership` of the journal's folder: None where nobody else can want it. Every method
-        that writes raises JobHeld once it is lost."""
-        self.ownership = ownership
-        self._journal, records = Journal.open(path)
-        self._path = path
+class Recorded:
+    """What the records of a journal come to."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
         self.holes: list[Hole] = []
         self.fenced_runs: set[str] = set()
         self.session: SavedSession | None = None
+        self.digest = ""
+        """Of the plan that holes and session belong to."""
+        self.job = ""
+        """"": not written down."""
         self.lane_holders: tuple[str, ...] = ()
         """By lane, the data node that has staged it; empty where none has for long."""
-        self._digest = ""
         self._generation = 0
         for record in records:
             self._replay(record)
-        self._handed_until = self.session.planned_until if self.session is not None else 0
-        """Steps of the session below this may have been handed out before this start."""
 
     def _replay(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
         if kind == "epoch":
             self._generation = max(self._generation, record["generation"])
+            self.job = record.get("job", "")
             self._digest_is(record["digest"])
         elif kind == "hole":
             self.holes.append(
@@ -125,8 +126,8 @@ class StateLog:
             self.session.cursor = decode(CursorState, record["cursor"])
 
     def _digest_is(self, digest: str) -> None:
-        if digest != self._digest:
-            self._digest = digest
+        if digest != self.digest:
+            self.digest = digest
             self.holes = []
             self.lane_holders = ()
             if self.session is not None:
@@ -139,8 +140,30 @@ class StateLog:
         self._generation = session.generation
         self.session = session
 
-    def start_epoch(self, digest: str) -> None:
-        """Called once when the plan is open; what was written for another plan is forgotten."""
+
+class StateLog(Recorded):
+    def __init__(self, path: str, ownership: Ownership | None = None) -> None:
+        """`ownership` of the journal's folder: None where nobody else can want it. Every method
+        that writes raises JobHeld once it is lost."""
+        self.ownership = ownership
+        self._journal, records = Journal.open(path)
+        self._path = path
+        super().__init__(records)
+        self._handed_until = self.session.planned_until if self.session is not None else 0
+        """Steps of the session below this may have been handed out before this start."""
+
+    def start_epoch(self, digest: str, job: str) -> None:
+        """Called once when the plan is open; what was written for another plan is forgotten.
+
+        ConfigError for the journal of another job, which stays as it is.
+        """
+        if self.job not in ("", job):
+            raise ConfigError(
+                f"state_dir {os.path.dirname(self._path)} holds the journal of job {self.job!r}, "
+                f"this is job {job!r}: give every job a state_dir of its own, or remove the "
+                "journal if that job is over"
+            )
+        self.job = job
         self._digest_is(digest)
         self._rewrite()
 
@@ -149,7 +172,14 @@ class StateLog:
         fresh = self._path + ".new"
         Path(fresh).unlink(missing_ok=True)
         journal, _ = Journal.open(fresh)
-        journal.append({"kind": "epoch", "digest": self._digest, "generation": self._generation})
+        journal.append(
+            {
+                "kind": "epoch",
+                "digest": self.digest,
+                "generation": self._generation,
+                "job": self.job,
+            }
+        )
         journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
         for hole in self.holes:
             journal.append(_hole_record(hole))

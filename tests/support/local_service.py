@@ -95,8 +95,18 @@ class LocalService:
 
         async def start() -> tuple[Coordinator, RunningServer]:
             coordinator = Coordinator(self.config, PlannerProcess(), open_state(self.config))
-            server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{self._port}")
-            await coordinator.start()
+            bind = f"127.0.0.1:{self._port or self.config.serving.port}"
+            try:
+                server = await start_server(coordinator=coordinator, bind=bind)
+            except BaseException:
+                await coordinator.stop()
+                raise
+            try:
+                await coordinator.start()
+            except BaseException:
+                await server.stop(0)
+                await coordinator.stop()
+                raise
             return coordinator, server
 
         try:

@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import psutil
+from grpc.aio import init_grpc_aio
 
 from dataservice.config import Config, config_to_json
 from dataservice.errors import DataServiceError
@@ -34,7 +35,6 @@ from support.local_service import LocalService
 MARK = "DATASERVICE_TEST_MARK"
 SETTLE_S = 5.0
 _KEPT_BY_GRPC = re.compile(r"anon_inode:\[?(eventpoll|eventfd|timerfd)\]?")
-_kept: Any = None
 _clean: dict[tuple[object, ...], Readers] = {}
 
 
@@ -123,15 +123,9 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def _warm_grpc() -> None:
-    """gRPC keeps what it opens at its first call, and a thread with two sockets while any of its
-    asyncio objects is there: one always is."""
-    global _kept
-    if _kept is None:
-
-        async def channel() -> Any:
-            return grpc.aio.insecure_channel("127.0.0.1:1")
-
-        _kept = asyncio.run(channel())
+    """gRPC keeps what it opens at its first call; asyncio's, without this, until the collector has
+    found the last of its objects."""
+    init_grpc_aio()
     with suppress(DataServiceError), CoordinatorClient("127.0.0.1:1") as client:
         client.call(GetStatus(), timeout_s=0.5)
 
