@@ -210,6 +210,8 @@ class Row:
                 (cpu_seconds(child.pid) - first) / wall_s
                 for child, first in zip(clients, client_cpu, strict=True)
             ),
+            "refused": sum(found["refused"] for found in asked),
+            "leases_lost": sum(found["leases_lost"] for found in asked),
             "waited_s": sum(found["waited_s"] for found in asked) / self.dp_size / steps,
         }
 
@@ -255,7 +257,8 @@ class Row:
         return [
             f"{self.name}: {found['steps']} steps in {found['wall_s']:.0f} s, {found['planned']} "
             f"planned meanwhile, planner busy {100 * found['plan_busy']:.0f} % of the time; "
-            f"ranks waited {found['waited_s']:.2f} s a step",
+            f"ranks waited {found['waited_s']:.2f} s a step, {found['refused']} calls refused, "
+            f"{found['leases_lost']} leases lost",
             f"    inside: {methods}",
             f"    the busiest client process uses {100 * found['client_share']:.0f} % of a core, "
             f"its event loop runs {late:.1f} ms late at p99",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import gc
 import json
 import sys
 import time
@@ -114,6 +115,8 @@ async def main(config_path: str) -> None:
     assert len(COORDINATOR_METHODS) >= len(METHODS)
     server = await start_server(coordinator=coordinator)
     await coordinator.start()
+    gc.collect()
+    gc.freeze()  # as dataservice.actors.ray_coordinator does
     watching = asyncio.ensure_future(watch.watch_loop())
     process: Any = planner._process
     say({"endpoint": server.endpoint, "planner": process.pid})
