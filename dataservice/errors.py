@@ -10,6 +10,7 @@
     |-- StorageError           a read failed in a way that may pass (retry elsewhere)
     |   `-- StorageTimeout     a read did not end within its deadline
     |-- WireError              bytes that are not a valid message or frame of ours
+    |   `-- DamagedMessage     they changed on their way: asked for once more
     |-- ResumeRefused          a cursor cannot be continued exactly (also a ValueError)
     |-- SessionFenced          a newer run of the trainer reads this job
     |-- LeaseLost              a worker or stager was taken for dead and must register anew
@@ -97,6 +98,10 @@ class StorageTimeout(StorageError):
 
 class WireError(DataServiceError):
     """Bytes that are not a valid message or frame of ours."""
+
+
+class DamagedMessage(WireError):
+    """A control message that is not what was sent, as far as can be told; it is sent once more."""
 
 
 class ResumeRefused(DataServiceError, ValueError):

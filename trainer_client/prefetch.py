@@ -4,12 +4,13 @@ Invariants: a pack is requested only when it fits in both bounds (packs, bytes),
 the micro-batch that the trainer needs next; the bounds count packs asked for and not yet taken,
 so the micro-batch in the trainer's hands comes on top; copies to the device start in the order of
 need as soon as a batch is there, within the bound on device bytes, except that of the next one;
-whatever ends the thread is raised in `take`, every time; the coordinator hears of progress at least
-every REPORT_S seconds.
+whatever ends the thread is raised in `take`, every time, until the data has been fetched to its
+end; the coordinator hears of progress at least every REPORT_S seconds.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -24,6 +25,8 @@ from trainer_client.device import Copy, DeviceCopier
 from trainer_client.free_memory import free_bytes
 from trainer_client.patience import PASSING, Closed, Patience, Reminder, late_error
 from trainer_client.session import POLL_S, Session
+
+LOG = logging.getLogger(__name__)
 
 SLICE_S = 0.25
 """Longest sleep before a waiting thread looks around again."""
@@ -211,15 +214,24 @@ class Prefetcher:
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
-                while self._ready:
-                    self._idle()
-            self._session.report()
+            self._report_the_rest()
         except Closed:
             return
         except BaseException as error:  # raised again in take(), whatever it is
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _report_the_rest(self) -> None:
+        """Every batch is here, so what the coordinator says does not concern the trainer: a newer
+        run may have begun."""
+        try:
+            with self._changed:
+                while self._ready:
+                    self._idle()
+            self._session.report()
+        except DataServiceError as error:
+            LOG.info("the last progress of %s was not reported: %s", self._thread.name, error)
 
     @property
     def _look_ahead(self) -> int:

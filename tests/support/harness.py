@@ -61,6 +61,8 @@ class Readers:
     waited_s: float = 0.0
     local_packs: int = 0
     """That came through shared memory, of ranks that came to their end."""
+    retries: int = 0
+    """Of the streams of those ranks."""
 
     def packs_of_step(self) -> dict[int, list[str]]:
         """Sorted pack ids by step."""
@@ -143,6 +145,7 @@ def read_ranks(
                 with lock:
                     readers.states[rank] = stream.state_dict()
                     readers.local_packs += stream.stats().local_packs
+                    readers.retries += stream.stats().retries
         except BaseException as error:
             errors.append(error)
 

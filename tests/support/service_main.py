@@ -60,8 +60,8 @@ async def stage(config_json: str, *, coordinator: str, node: str) -> None:
     await stager.run()
 
 
-async def work(config_json: str, *, coordinator: str, worker_id: str, node: str) -> None:
-    worker = Worker(coordinator=coordinator, worker_id=worker_id, node=node)
+async def work(config_json: str, **options: Any) -> None:
+    worker = Worker(**options)
     _on_end(asyncio.get_running_loop(), worker.stop)
     await worker.run()
 
