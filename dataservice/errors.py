@@ -8,7 +8,8 @@
     |   `-- ImageError         a picture cannot be decoded
     |-- StaleIndexError        a shard changed after it was indexed
     |-- StorageError           a read failed in a way that may pass (retry elsewhere)
-    |   `-- StorageTimeout     a read did not end within its deadline
+    |   |-- StorageTimeout     a read did not end within its deadline
+    |   `-- PackMoved          another worker builds the pack now
     |-- WireError              bytes that are not a valid message or frame of ours
     |   `-- DamagedMessage     they changed on their way: asked for once more
     |-- ResumeRefused          a cursor cannot be continued exactly (also a ValueError)
@@ -94,6 +95,10 @@ class StorageError(DataServiceError):
 
 class StorageTimeout(StorageError):
     """A read did not end within its deadline."""
+
+
+class PackMoved(StorageError):
+    """Another worker builds the pack now; the coordinator says which."""
 
 
 class WireError(DataServiceError):

@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from dataservice.errors import DataServiceError
+from dataservice.rpc.local_client import Pack
 from dataservice.wire.messages import StepCells
 from trainer_client.batch import MicroBatch, VisionInfo
 from trainer_client.cells import after, make_batch
@@ -90,11 +91,14 @@ class Prefetcher:
         self._held_back = -1
         self._end_step = -1
         self._reported_at = time.monotonic()
+        self._fetching_since: float | None = None
+        """While a pack is being fetched."""
+        self._fetched_s = 0.0
         self._looked_at = -MEMORY_S
         # guarded by _changed
         self._changed = threading.Condition()
         self._ready: deque[Ready] = deque()
-        self._wanted = False
+        self._wanted = self._delivered = False
         self._ended = False
         self._error: BaseException | None = None
         self.depth = first_depth(bounds.packs, bounds.size_bytes)
@@ -113,6 +117,7 @@ class Prefetcher:
         """The next micro-batch, its `meta["waited_s"]` filled in; None at the end of the data."""
         started, reminder = time.monotonic(), Reminder()
         with self._changed:
+            fetching_s = self._fetching_s(started)
             while not self._ready or self._error is not None:
                 if self._error is not None:
                     raise self._error
@@ -137,14 +142,22 @@ class Prefetcher:
             self.held_bytes -= ready.size_bytes
             self.device_bytes -= ready.device_bytes
             self._start_copies()
-            waited_s = time.monotonic() - started
+            now = time.monotonic()
+            waited_s, for_workers_s = now - started, self._fetching_s(now) - fetching_s
             ready.batch.meta["waited_s"] = waited_s
-            self._session.add_waited(waited_s)
+            # what the first batch takes says nothing of the workers
+            self._session.add_waited(waited_s, for_workers_s if self._delivered else 0.0)
+            self._delivered = True
             self._session.delivered = after(ready.cells, ready.batch.micro_step)
             if waited_s >= WAITED_S:
                 self._adapt(waited=True)
             self._changed.notify_all()
         return Taken(copy=ready.copy, cells=ready.cells)
+
+    def _fetching_s(self, now: float) -> float:
+        """In which the thread fetched packs from workers, up to `now`."""
+        since, fetched_s = self._fetching_since, self._fetched_s
+        return fetched_s + (now - since if since is not None else 0.0)
 
     def _late(self, timeout_s: float) -> DataServiceError:
         session, at = self._session, self._session.delivered
@@ -281,11 +294,7 @@ class Prefetcher:
         for number, place in enumerate(cells.cells[self._micro_step]):
             planned = place.size_bytes * self._pixel_growth
             self._wait_for_room(planned)
-            packs.append(
-                self._session.fetch_pack(
-                    self._known, self._step, self._micro_step, number, patience
-                )
-            )
+            packs.append(self._fetch(number, patience))
             arrays, _ = packs[-1]
             received = sum(array.nbytes for array in arrays.values())
             size_bytes = received + arrays["pixel_values"].nbytes * (self._pixel_growth - 1)
@@ -312,6 +321,25 @@ class Prefetcher:
             )
             self._start_copies()
             self._changed.notify_all()
+
+    def _fetch(self, number: int, patience: Patience) -> Pack:
+        if time.monotonic() - self._reported_at >= REPORT_S:
+            self._report()
+        began = time.monotonic()
+        with self._changed:
+            self._fetching_since = began
+        try:
+            return self._session.fetch_pack(
+                self._known, self._step, self._micro_step, number, patience
+            )
+        finally:
+            with self._changed:
+                self._fetching_since = None
+                self._fetched_s += time.monotonic() - began
+
+    def _report(self) -> None:
+        self._reported_at = time.monotonic()
+        self._session.report()
 
     def _wait_for_room(self, size_bytes: int) -> None:
         self._look_at_memory()
@@ -352,9 +380,8 @@ class Prefetcher:
         if self._session.stop.is_set():
             raise Closed
         if time.monotonic() - self._reported_at >= REPORT_S:
-            self._reported_at = time.monotonic()
             self._changed.release()
             try:
-                self._session.report()
+                self._report()
             finally:
                 self._changed.acquire()

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dataservice.errors import DataServiceError, StorageError, WireError
+from dataservice.errors import DataServiceError, PackMoved, StorageError, WireError
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.layout import Allocate, fresh
@@ -83,7 +83,8 @@ class Session:
         self._local, self._allocate = local, allocate
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a collected stream is closed in whatever thread
-        self._unreported_s = 0.0
+        self._unreported_s = (0.0, 0.0)
+        """That the trainer waited, in all and for workers."""
         self._coordinator = CoordinatorClient(endpoint)
         self._workers: dict[str, WorkerLink] = {}
         self._relay: Relay | None = None
@@ -164,13 +165,19 @@ class Session:
         self, first_step: int, count: int, *, wait_s: float, failed: tuple[str, ...] = ()
     ) -> Steps:
         """One GetSteps, which also reports progress and the seconds that the trainer waited."""
-        delivered, waited_s = self._take_report()
+        delivered, waited = self._take_report()
         try:
             question = self._question(first_step, count, delivered)
-            question = replace(question, wait_s=wait_s, waited_s=waited_s, failed=failed)
+            question = replace(
+                question,
+                wait_s=wait_s,
+                waited_s=waited[0],
+                waited_workers_s=waited[1],
+                failed=failed,
+            )
             steps: Steps = self._call(question, wait_s + GRACE_S)
         except DataServiceError:
-            self.add_waited(waited_s)
+            self.add_waited(*waited)
             raise
         return steps
 
@@ -188,30 +195,33 @@ class Session:
 
     def report(self, *, closing: bool = False, timeout_s: float = GRACE_S) -> None:
         """Progress when nothing else is asked for. A coordinator that is away is no error."""
-        delivered, waited_s = self._take_report()
+        delivered, waited = self._take_report()
         progress = Progress(
             session=self.opened.session,
             dp_rank=self.request.dp_rank,
             done_step=delivered.step,
             done_micro_step=delivered.micro_step,
-            waited_s=waited_s,
+            waited_s=waited[0],
+            waited_workers_s=waited[1],
             closing=closing,
             peer=self.request.peer,
         )
         try:
             self._call(progress, timeout_s)
         except PASSING as error:
-            self.add_waited(waited_s)
+            self.add_waited(*waited)
             LOG.info("progress of rank %d not reported: %s", self.request.dp_rank, error)
 
-    def add_waited(self, seconds: float) -> None:
+    def add_waited(self, seconds: float, for_workers_s: float = 0.0) -> None:
+        """`for_workers_s`: of them, while a pack was being fetched from a worker."""
         with self._lock:
-            self._unreported_s += seconds
+            before_s, before_workers_s = self._unreported_s
+            self._unreported_s = before_s + seconds, before_workers_s + for_workers_s
 
-    def _take_report(self) -> tuple[Delivered, float]:
+    def _take_report(self) -> tuple[Delivered, tuple[float, float]]:
         with self._lock:
-            waited_s, self._unreported_s = self._unreported_s, 0.0
-            return self.delivered, waited_s
+            waited, self._unreported_s = self._unreported_s, (0.0, 0.0)
+            return self.delivered, waited
 
     def _call(self, message: Any, timeout_s: float) -> Any:
         self.check_process()
@@ -263,7 +273,8 @@ class Session:
                 problem = error
             attempt += 1
             self.retries += 1
-            LOG.warning("pack %s from %s: %s", place.pack_id, place.endpoint, problem)
+            level = logging.INFO if isinstance(problem, PackMoved) else logging.WARNING
+            LOG.log(level, "pack %s from %s: %s", place.pack_id, place.endpoint, problem)
             if patience.over:
                 raise self._late(patience, f"pack {place.pack_id}", problem) from problem
             if attempt > 1:

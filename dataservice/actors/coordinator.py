@@ -17,6 +17,7 @@ from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
 from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
+from dataservice.actors.scaling_desk import ScalingDesk
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
 from dataservice.actors.staging_desk import StagingDesk
@@ -25,8 +26,7 @@ from dataservice.actors.status import status_of
 from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
-from dataservice.errors import ConfigError
-from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
+from dataservice.wire.messages import GetStatus, StatusReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ class Coordinator:
         self._lazy = config.index == "lazy"
         if self._lazy:
             self.shared.planner = self.counting.planner
-        self.target_workers = config.workers.count or config.workers.min
         self.holes = HoleDesk(self.shared)
         self.work = WorkDesk(self.shared, self.counting, self.holes)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
         self._fleet_changed = asyncio.Event()
         self.shared.on_scale = self._fleet_changed.set
+        self.scaling = ScalingDesk(self.shared, self._fleet_changed.set)
         self._tasks: list[asyncio.Future[None]] = []
 
         self.open_session = self.sessions.open_session
@@ -62,6 +62,7 @@ class Coordinator:
         self.get_roots = self.counting.get_roots
         self.register_stager = self.staging.register_stager
         self.pull_staging = self.staging.pull_staging
+        self.scale = self.scaling.scale
 
     async def start(self) -> None:
         """Opens the plan, restores what the journal holds, and watches leases."""
@@ -78,6 +79,7 @@ class Coordinator:
         self._tasks = [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
+            asyncio.ensure_future(kept_up("autoscaler", self.scaling.keep)),
             *(self.counting.tasks() if self._lazy else ()),
         ]
 
@@ -108,25 +110,16 @@ class Coordinator:
             self.counting.expire()
             self.staging.expire()
 
-    async def scale(self, request: ScaleWorkers) -> Scaled:
-        workers = self.shared.config.workers
-        if not workers.min <= request.workers <= workers.max:
-            raise ConfigError(
-                f"workers = {request.workers}: workers.min = {workers.min} and "
-                f"workers.max = {workers.max} bound it; change them in the config"
-            )
-        before, self.target_workers = self.target_workers, request.workers
-        self.shared.on_scale()
-        return Scaled(before=before, target=self.target_workers)
-
     def fleet(self, news: FleetNews) -> FleetView:
         """Takes what the keeper of the fleet knows, and tells it what it needs to know."""
         for worker_id, how in news.ended.items():
             self.work.ended(worker_id, how)
         self.work.drain(news.drain)
+        self.scaling.keeper_says(news)
         registry = self.shared.registry
         return FleetView(
-            target_workers=self.target_workers,
+            target_workers=self.scaling.target,
+            by_hand=self.scaling.by_hand,
             workers={w: seat.draining for w, seat in registry.workers.items()},
             stagers=tuple(registry.stagers),
         )
@@ -139,5 +132,5 @@ class Coordinator:
         self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
-        status = status_of(self.shared) | {"target_workers": self.target_workers}
+        status = status_of(self.shared) | self.scaling.status()
         return StatusReport(status=json.dumps(status))

@@ -16,6 +16,8 @@ class FleetView:
     """What the coordinator knows."""
 
     target_workers: int
+    by_hand: bool
+    """Whether that number was set by hand."""
     workers: dict[str, bool]
     """Id -> whether it drains, of those that hold a lease."""
     stagers: tuple[str, ...]
@@ -31,3 +33,8 @@ class FleetNews:
     stagers: their lease is long on purpose, so that a new one takes over before lanes move."""
     drain: tuple[str, ...]
     """Workers to drain."""
+    room: int
+    """Workers that the cores of the data nodes take."""
+    target: int | None = None
+    """What the coordinator wanted last, for one that was started again; None before the first."""
+    by_hand: bool = False

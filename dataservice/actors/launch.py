@@ -6,7 +6,6 @@ itself when it was ours; SIGINT and SIGTERM stop the foreground service in order
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from dataservice.actors.ray_local import joined_ray
 from dataservice.config import Config
 from dataservice.config.folders import check_service_folders
-from dataservice.core.fleet import workers_at_start
 from dataservice.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ class Service:
         return status
 
     def scale(self, workers: int) -> int:
-        """Returns the number of workers that was wanted before."""
+        """0: as many as trainers need. Returns the number of workers that was wanted before."""
         before: int = self._call("scale", workers)
         return before
 
@@ -67,27 +65,15 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
     check_service_folders(config, is_data_node=address is None)
     workers = config.workers
     cpus = max(2, round(workers.max * workers.num_cpus) + 1)
-    with joined_ray(address, resource=workers.resource, num_cpus=cpus) as ray:
+    with joined_ray(address, resource=workers.resource, num_cpus=cpus):
         from dataservice.actors.supervisor import Supervisor
 
-        supervisor = Supervisor(sized(config, ray, local=address is None))
+        own_cores = len(os.sched_getaffinity(0)) if address is None else None
+        supervisor = Supervisor(config, own_cores=own_cores)
         try:
             yield Service(supervisor, supervisor.start())
         finally:
             supervisor.stop()
-
-
-def sized(config: Config, ray: Any, *, local: bool) -> Config:
-    """With a number of workers. A Ray of our own does not count cores: it is told what to allow."""
-    workers = config.workers
-    if workers.count is not None:
-        return config
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
-    cores = [int(found.get("CPU", 0)) for found in nodes if found.get(workers.resource, 0) > 0]
-    if local:
-        cores = [len(os.sched_getaffinity(0))]
-    count = workers_at_start(cores, least=workers.min, most=workers.max)
-    return dataclasses.replace(config, workers=dataclasses.replace(workers, count=count))
 
 
 def serve_foreground(config: Config, *, address: str | None = None) -> None:

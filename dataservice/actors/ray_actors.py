@@ -99,7 +99,8 @@ class CoordinatorActor:
 
 
 class WorkerActor:
-    """In a process of its own, which ends past `memory_bytes`."""
+    """In a process of its own, which ends past `memory_bytes`. `node`: "" for whichever it comes up
+    on."""
 
     def __init__(
         self,
@@ -114,10 +115,11 @@ class WorkerActor:
         _log_to_stderr()
         worker_memory.install(memory_bytes)
         host = bind.rpartition(":")[0]
+        self._node = node or ray.get_runtime_context().get_node_id()
         self._worker = Worker(
             coordinator=coordinator,
             worker_id=worker_id,
-            node=node,
+            node=self._node,
             bind=bind,
             advertise=advertised_host(host),
             insecure=insecure,
@@ -131,6 +133,10 @@ class WorkerActor:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def node(self) -> str:
+        """That it came up on."""
+        return self._node
 
     def threads(self) -> list[str]:
         """Names of the live threads, for leak checks."""

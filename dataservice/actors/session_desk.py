@@ -316,6 +316,9 @@ class SessionDesk:
     def _note_progress(
         self, session: Session, request: GetSteps | Progress, *, closing: bool = False
     ) -> None:
+        self._shared.waits.note(
+            session.generation, request.dp_rank, request.peer, request.waited_workers_s
+        )
         done = (request.done_step, request.done_micro_step)
         if session.progress(request.dp_rank, request.peer, done, request.waited_s, closing=closing):
             oldest = session.steps.get(session.done_step)

@@ -17,6 +17,7 @@ from dataservice.actors.session import Session
 from dataservice.actors.state_log import StateLog
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.waiting import Changes
+from dataservice.actors.waits import Waits
 from dataservice.config import Config, config_to_json
 from dataservice.errors import (
     DataServiceError,
@@ -48,6 +49,7 @@ class Shared:
             max_in_a_row=config.errors.max_holes_in_a_row,
         )
         self.quarantine = Quarantine(Path(config.state_dir) / QUARANTINE, self.holes)
+        self.waits = Waits()
         self.counters: Counter[str] = Counter()
         self.sample_counts: dict[str, Counter[str]] = {}
         """Source -> reason of core.tables.REASONS -> samples that were not packed as they are, of

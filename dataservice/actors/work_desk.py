@@ -19,12 +19,14 @@ from dataservice.actors.policies import decoder_and_policy
 from dataservice.actors.registry import Entry, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
+from dataservice.actors.sharing import Sharing
 from dataservice.actors.steps import ActiveStep
 from dataservice.core.dispatch import choose_worker
 from dataservice.core.suspicion import Suspicion, after_loss
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
+    PackMoved,
     ResumeRefused,
     ServiceUnavailable,
     StaleIndexError,
@@ -62,6 +64,7 @@ class WorkDesk:
         self._shared = shared
         self._holes = holes
         self._counting = counting
+        self._sharing = Sharing(shared)
         self._attempts: Counter[tuple[int, str]] = Counter()
         """Failed builds by (session, pack)."""
         self._avoid: dict[tuple[int, str], frozenset[str]] = {}
@@ -88,6 +91,7 @@ class WorkDesk:
         for worker_id in worker_ids:
             if worker_id in self._shared.registry.workers:
                 self._shared.registry.workers[worker_id].draining = True
+                self._sharing.leaves(worker_id)
         self._shared.changes.notify()
 
     def assign(self, session: Session, active: ActiveStep, packs: Sequence[int]) -> None:
@@ -97,6 +101,7 @@ class WorkDesk:
         for worker_id in usable:
             node = self._shared.registry.workers[worker_id].hello.node
             on_node.setdefault(node, []).append(worker_id)
+        first_round = active.step * session.grid.micro_steps
         nodes, give = self._shared.lane_nodes, self._shared.registry.give
         columns = (active.micro_step, active.dp_rank, active.lane)
         places = zip(packs, *(column[packs].tolist() for column in columns), strict=True)
@@ -107,7 +112,7 @@ class WorkDesk:
                 avoid = self._avoid.get(key, avoid)
             worker = choose_worker(
                 dp_rank,
-                micro_step,
+                first_round + micro_step,
                 dp_size=session.grid.dp_size,
                 home_workers=on_node.get(nodes[lane], ()) if lane >= 0 and nodes else (),
                 all_workers=usable,
@@ -147,6 +152,7 @@ class WorkDesk:
         seat = self._shared.registry.seat_worker(request)
         _LOG.info("worker %s joined on %s at %s", request.worker_id, request.node, request.endpoint)
         self._assign_orphans()
+        self._sharing.joined(request.node)
         self._shared.changes.notify()
         return WorkerRegistered(
             lease=seat.lease, lease_s=self._shared.registry.lease_s, config=self._shared.config_json
@@ -189,6 +195,7 @@ class WorkDesk:
     def _lose_worker(self, worker_id: str, why: str) -> None:
         seat = self._shared.registry.workers.pop(worker_id)
         self._complaints.pop(worker_id, None)
+        self._sharing.forget(worker_id)
         left = self._outstanding(seat)
         if seat.draining and not left:
             _LOG.info("worker %s has left", worker_id)
@@ -276,6 +283,7 @@ class WorkDesk:
             seat.builds_alone = ""
         if retires:
             self._retire(seat, request.retiring)
+        self._sharing.returned(seat, request)
         self._counting.held(seat, request)
         until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
         while True:
@@ -285,7 +293,8 @@ class WorkDesk:
             work = self._work_for(seat, request.after_sequence, session)
             count = self._counting.give(seat)
             drained = seat.draining and not self._outstanding(seat)
-            if work or count or drained or generation != request.session:
+            changed = generation != request.session or self._sharing.is_asked(request.worker_id)
+            if work or count or drained or changed:
                 break
             # a step that is over is no news: what it held can be let go with the next answer
             if not await self._shared.changes.wait(until, seat.hello.worker_id):
@@ -299,6 +308,7 @@ class WorkDesk:
             cache_dir=stager.hello.cache_dir if stager is not None else "",
             drain=drained,
             count=tuple(count),
+            give_back=self._sharing.ask(request.worker_id),
         )
 
     def _work_for(
@@ -357,7 +367,16 @@ class WorkDesk:
             )
         if request.begins:
             seat.builds_alone = request.pack_id
+        else:
+            self._check_place(request, *found)
         return self._assignment(session, *found, sequence=0)
+
+    def _check_place(self, request: GetAssignment, active: ActiveStep, i: int) -> None:
+        taker = active.worker[i]
+        if taker != request.worker_id and taker in self._shared.registry.workers:
+            raise PackMoved(
+                f"worker {taker} builds pack {request.pack_id} now, no longer {request.worker_id}"
+            )
 
     async def report_pack_failed(self, request: PackFailed) -> Ok:
         self._shared.registry.worker(request.worker_id, request.lease)

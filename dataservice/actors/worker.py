@@ -109,6 +109,8 @@ class Worker:
         self._served_bytes = 0
         self._stopping = False
         self._retiring = ""
+        self._returned: list[str] = []
+        """Packs given back, until the coordinator has answered to it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._local: LocalServer | None = None
         self._tools: WorkerTools | None = None
@@ -174,6 +176,7 @@ class Worker:
         self._lease, self._lease_s, self._sequence = seat.lease, seat.lease_s, 0
         if self._tools is not None:
             self._tools.queue.start_session(0)
+            self._returned.clear()
             return
         self._tools = WorkerTools(config_from_json(seat.config), self._wake, self._ask, self._seat)
         names = builders(self._tools.decode_threads)
@@ -213,6 +216,9 @@ class Worker:
             retiring=self._retire_if_stuck(tools),
             counting=() if tools.counting is None else tools.counting.held(),
             reach=self._reach(tools),
+            busy_s=tools.queue.busy_s(),
+            decode_threads=tools.decode_threads,
+            returned=tuple(self._returned),
         )
 
     def _reach(self, tools: WorkerTools) -> tuple[str, ...]:
@@ -245,6 +251,7 @@ class Worker:
             queue.start_session(work.session)
             self._sequence = 0
             self._changes.notify()
+        self._returned = queue.give_back(work.give_back)  # those of the question are moved now
         self.tools.reader.cache_dir = work.cache_dir or None
         queue.forget_before(work.held_step)
         queue.add(*(self._job(work.session, assignment) for assignment in work.assignments))

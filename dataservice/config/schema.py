@@ -306,6 +306,7 @@ class WorkersSection(Section):
     count: AutoCount = None
     min: Count = 1
     max: Count = 64
+    autoscale: Literal[False, "cores", "nodes"] = "cores"
     decode_threads: AutoCount = None
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     ready_bytes: Size = 1024**3
@@ -322,6 +323,11 @@ class WorkersSection(Section):
             raise ValueError(f"min {self.min} is more than max {self.max}")
         if self.count is not None and not self.min <= self.count <= self.max:
             raise ValueError(f"count {self.count} is not between min {self.min} and max {self.max}")
+        if self.autoscale == "nodes" and self.num_cpus == 0:
+            raise ValueError(
+                "num_cpus 0 with autoscale nodes: Ray adds nodes for the CPUs that workers reserve; "
+                "give it what a worker keeps busy, such as 2.0"
+            )
         least = self.ready_bytes + WORKER_BYTES
         if self.memory_bytes is not None and self.memory_bytes < least:
             raise ValueError(

@@ -56,10 +56,13 @@ class StagingSettings:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSettings:
     count: int | None
-    """At the start; `dataservice scale` changes it within min and max. None: by the data nodes'
-    cores."""
+    """Until `dataservice scale` changes it within min and max. None: by the data nodes' cores, then
+    as `autoscale` says."""
     min: int
     max: int
+    autoscale: Literal[False, "cores", "nodes"]
+    """How far the number follows what trainers wait for: not at all, as far as the cores of the
+    data nodes go, or further, for Ray's autoscaler to add nodes."""
     decode_threads: int | None
     """None: the worker's share of its machine's cores."""
     num_cpus: float

@@ -177,6 +177,8 @@ class GetSteps:
     wait_s: float
     waited_s: float = 0.0
     """Seconds that the trainer waited since the last report."""
+    waited_workers_s: float = 0.0
+    """Of those, for packs from workers; not those before its first batch."""
     failed: tuple[str, ...] = ()
     """Endpoints that did not answer."""
     peer: int = 0
@@ -199,6 +201,7 @@ class Progress:
     done_step: int
     done_micro_step: int
     waited_s: float
+    waited_workers_s: float = 0.0
     closing: bool = False
     peer: int = 0
 
@@ -286,6 +289,12 @@ class PullWork:
     not."""
     reach: tuple[str, ...] = ()
     """Ids of the packs that it builds, and of those that it may begin before it asks again."""
+    busy_s: float = 0.0
+    """Time that its packs were under build, all of them together."""
+    decode_threads: int = 1
+    """So many packs under build keep it busy."""
+    returned: tuple[str, ...] = ()
+    """Ids of packs that it was asked to give back: others are to build them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,6 +310,8 @@ class Work:
     """True: build what is assigned, take no more, leave when served."""
     count: tuple[CountBlock, ...] = ()
     """Blocks of a lazy index, most urgent first."""
+    give_back: int = 0
+    """So many packs that it has not begun, and that nobody waits for, others are to build."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,12 +370,15 @@ class StatusReport:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleWorkers:
     workers: int
+    """0: as many as trainers need, from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaled:
     before: int
     target: int
+    reason: str = ""
+    """For `target`, in words."""
 
 
 # ---- client <-> worker --------------------------------------------------------------------------

@@ -243,6 +243,7 @@ class Bench:
         *,
         retiring: str = "",
         reach: Iterable[str] = (),
+        **figures: Any,
     ) -> Work:
         counters = dict.fromkeys(
             ("ready_bytes", "ready_packs", "queued_packs", "built_packs", "served_packs"), 0
@@ -261,7 +262,7 @@ class Bench:
                 images=0,
                 retiring=retiring,
                 reach=tuple(reach),
-                **counters,
+                **(counters | figures),
             )
         )
 
