@@ -20,6 +20,7 @@ from collections import defaultdict
 from typing import Any
 
 from dataservice.actors.member import PULL_WAIT_S
+from dataservice.core.spreading import ask_at, report_s
 from dataservice.errors import DataServiceError, DeadlineExceeded, LeaseLost, ServiceUnavailable
 from dataservice.rpc.aio import AsyncCoordinatorClient
 from dataservice.wire.messages import (
@@ -34,6 +35,7 @@ from dataservice.wire.messages import (
 TICK_S = 0.005
 POLL_S, GRACE_S = 10.0, 60.0
 REPORT_S = 5.0
+"""As trainer_client.prefetch has it, which loads torch."""
 SPREAD_S = 0.1
 """The ranks of a step come to their micro-steps within so many seconds of each other."""
 
@@ -102,6 +104,7 @@ class Rank:
         self._known: dict[int, StepCells] = {}
         self._session = 0
         self._asked_at = time.monotonic()
+        self._report_s = report_s(options["dp_size"], REPORT_S)
         self._unreported_s = 0.0
 
     async def run(self, begun: asyncio.Event) -> None:
@@ -109,18 +112,18 @@ class Rank:
         begun.set()
         micro_steps, step_s = self._options["micro_steps"], self._options["step_s"]
         jitter = random.Random(self._rank)
-        ask_at = self._rank * 2654435761 % 2**32 * max(1, micro_steps // 2) >> 32
+        asks_at = ask_at(self._rank, micro_steps)
         step = 0
         while True:
             await self._wait_for(step)
             started = time.monotonic()
             for micro_step in range(micro_steps):
-                if micro_step == ask_at:
+                if micro_step == asks_at:
                     await asyncio.sleep(jitter.uniform(0, min(SPREAD_S, step_s / micro_steps)))
                     await self._ask(step + 1, (step, micro_step), wait_s=0.0)
                 until = started + step_s * (micro_step + 1) / micro_steps
                 while (left := until - time.monotonic()) > 0:
-                    report = self._asked_at + REPORT_S - time.monotonic()
+                    report = self._asked_at + self._report_s - time.monotonic()
                     if report <= 0:
                         await self._report((step, micro_step))
                         continue
@@ -209,7 +212,7 @@ class SimulatedWorker:
             joined = await self._figures.call(self._client, self._hello(), poll=False)
             begun.set()
             try:
-                await self._work(joined.lease, min(PULL_WAIT_S, joined.lease_s / 3))
+                await self._work(joined.lease, min(PULL_WAIT_S, joined.lease_s / 2))
             except LeaseLost:
                 self._figures.leases_lost += 1
 

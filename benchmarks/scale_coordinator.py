@@ -29,6 +29,7 @@ from dataservice.wire.messages import COORDINATOR_METHODS
 
 TICK_S = 0.005
 WORTH_NOTING_S = 0.002
+SLOWEST = 20
 _waited: contextvars.ContextVar[list[float]] = contextvars.ContextVar("waited")
 METHODS = (
     "open_session",
@@ -76,7 +77,7 @@ class Watch:
         waiting.Changes.wait = wait  # type: ignore[method-assign]
 
     def time_callbacks(self) -> None:
-        """CPU time of each turn of the event loop's callbacks that is worth noting."""
+        """CPU time of each callback of the event loop that is worth noting; costs a tenth more."""
         plain = asyncio.Handle._run
 
         def run(handle: Any) -> None:
@@ -98,17 +99,18 @@ class Watch:
         calls, self.calls = self.calls, defaultdict(list)
         late, self.late = self.late, []
         held, self.held = self.held, []
-        return {"calls": calls, "late": late, "held": sorted(held, reverse=True)[:20]}
+        return {"calls": calls, "late": late, "held": sorted(held, reverse=True)[:SLOWEST]}
 
 
-async def main(config_path: str) -> None:
+async def main(config_path: str, slowest: int) -> None:
     config = load_config(config_path)
     Path(config.state_dir).mkdir(parents=True, exist_ok=True)
     planner = PlannerProcess()
     log = StateLog(str(Path(config.state_dir) / "coordinator.journal"))
     watch = Watch()
     watch.exclude_waits()
-    watch.time_callbacks()
+    if slowest:
+        watch.time_callbacks()
     coordinator = Coordinator(config, planner, log)
     for name in METHODS:
         setattr(coordinator, name, watch.timed(name, getattr(coordinator, name)))
@@ -116,7 +118,7 @@ async def main(config_path: str) -> None:
     server = await start_server(coordinator=coordinator)
     await coordinator.start()
     gc.collect()
-    gc.freeze()  # as dataservice.actors.ray_coordinator does
+    gc.freeze()  # as dataservice.actors.ray_actors does
     watching = asyncio.ensure_future(watch.watch_loop())
     process: Any = planner._process
     say({"endpoint": server.endpoint, "planner": process.pid})
@@ -145,4 +147,4 @@ def say(what: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

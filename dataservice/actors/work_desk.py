@@ -78,7 +78,8 @@ class WorkDesk:
     def expire(self) -> None:
         registry = self._shared.registry
         for worker_id in registry.expired_workers():
-            self._lose_worker(worker_id, f"silent for {registry.lease_s:g} s")
+            lease_s = registry.workers[worker_id].lease_s
+            self._lose_worker(worker_id, f"silent for {lease_s:g} s")
 
     def ended(self, worker_id: str, how: str) -> None:
         """Its process is known to have ended: nobody waits for the end of its lease."""
@@ -155,7 +156,7 @@ class WorkDesk:
         self._sharing.joined(request.node)
         self._shared.changes.notify()
         return WorkerRegistered(
-            lease=seat.lease, lease_s=self._shared.registry.lease_s, config=self._shared.config_json
+            lease=seat.lease, lease_s=seat.lease_s, config=self._shared.config_json
         )
 
     def _check_decoder(self, request: RegisterWorker) -> None:
@@ -285,7 +286,7 @@ class WorkDesk:
             self._retire(seat, request.retiring)
         self._sharing.returned(seat, request)
         self._counting.held(seat, request)
-        until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
+        until = time.monotonic() + min(request.wait_s, seat.lease_s / 2)
         while True:
             session = self._shared.session
             generation = session.generation if session is not None else 0
