@@ -47,6 +47,7 @@ class Watch:
     def __init__(self) -> None:
         self.calls: dict[str, list[float]] = defaultdict(list)
         self.late: list[float] = []
+        self.collecting_s = 0.0
         self.held: list[tuple[float, str]] = []
 
     def timed(self, name: str, method: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -85,9 +86,16 @@ class Watch:
             plain(handle)
             held = time.thread_time() - began
             if held > WORTH_NOTING_S:
-                self.held.append((held, str(handle._callback)[:160]))
+                collected = f", {self.collecting_s * 1000:.0f} ms of it in gc"
+                self.held.append((held, str(handle._callback)[:160] + collected))
+            self.collecting_s = 0.0
 
         asyncio.Handle._run = run  # type: ignore[method-assign]
+        gc.callbacks.append(self._collecting)
+
+    def _collecting(self, phase: str, _found: dict[str, int]) -> None:
+        now = time.thread_time()
+        self.collecting_s += -now if phase == "start" else now
 
     async def watch_loop(self) -> None:
         while True:

@@ -12,7 +12,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple
+
+import msgspec
 
 from dataservice.core.spreading import lease_of
 from dataservice.errors import LeaseLost
@@ -20,7 +21,10 @@ from dataservice.wire.messages import PullWork, RegisterWorker
 from dataservice.wire.staging import PullStaging, RegisterStager
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A pack that a worker was given; there are a hundred thousand, and the garbage collector need
+    not look at them."""
+
     sequence: int
     session: int
     step: int
