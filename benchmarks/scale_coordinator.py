@@ -22,6 +22,7 @@ from typing import Any
 from dataservice.actors import waiting
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
+from dataservice.actors.quiet_gc import keep_gc_quiet
 from dataservice.actors.state_log import StateLog
 from dataservice.config import load_config
 from dataservice.rpc.server import start_server
@@ -125,8 +126,7 @@ async def main(config_path: str, slowest: int) -> None:
     assert len(COORDINATOR_METHODS) >= len(METHODS)
     server = await start_server(coordinator=coordinator)
     await coordinator.start()
-    gc.collect()
-    gc.freeze()  # as dataservice.actors.ray_actors does
+    keep_gc_quiet()
     watching = asyncio.ensure_future(watch.watch_loop())
     process: Any = planner._process
     say({"endpoint": server.endpoint, "planner": process.pid})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import threading
@@ -15,6 +14,7 @@ from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
+from dataservice.actors.quiet_gc import keep_gc_quiet
 from dataservice.actors.stager import Stager
 from dataservice.actors.state_log import StateLog
 from dataservice.actors.worker import Worker
@@ -60,8 +60,7 @@ class CoordinatorActor:
         )
         host = advertised_host(serving.host) or self._server.host
         await self._coordinator.start()
-        gc.collect()
-        gc.freeze()  # else what stays is gone through again and again, 70 ms each time
+        keep_gc_quiet()
         return f"{host}:{self._server.port}"
 
     @property
