@@ -5,7 +5,7 @@ the micro-batch that the trainer needs next; the bounds count packs asked for an
 so the micro-batch in the trainer's hands comes on top; copies to the device start in the order of
 need as soon as a batch is there, within the bound on device bytes, except that of the next one;
 whatever ends the thread is raised in `take`, every time, until the data has been fetched to its
-end; the coordinator hears of progress at least every REPORT_S seconds.
+end; the coordinator hears of progress at least every REPORT_S seconds, of many ranks more rarely.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from dataservice.core.spreading import ask_at, report_s
 from dataservice.errors import DataServiceError
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.messages import StepCells
@@ -88,6 +89,8 @@ class Prefetcher:
         self._known: dict[int, StepCells] = {}
         self._step, self._micro_step = opened.first_step, opened.first_micro_step
         self._asked_at = -1
+        self._ask_at = ask_at(request.dp_rank, request.micro_steps)
+        self._report_s = report_s(request.dp_size, REPORT_S)
         self._held_back = -1
         self._end_step = -1
         self._reported_at = time.monotonic()
@@ -257,7 +260,7 @@ class Prefetcher:
             return True
         if self._step + ahead == self._end_step or self._asked_at == self._step:
             return False
-        return ahead < self._look_ahead
+        return ahead < self._look_ahead and self._micro_step >= self._ask_at
 
     def _ask_for_steps(self) -> None:
         session, ahead = self._session, len(self._known)
@@ -323,7 +326,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def _fetch(self, number: int, patience: Patience) -> Pack:
-        if time.monotonic() - self._reported_at >= REPORT_S:
+        if time.monotonic() - self._reported_at >= self._report_s:
             self._report()
         began = time.monotonic()
         with self._changed:
@@ -379,7 +382,7 @@ class Prefetcher:
         self._changed.wait(SLICE_S)
         if self._session.stop.is_set():
             raise Closed
-        if time.monotonic() - self._reported_at >= REPORT_S:
+        if time.monotonic() - self._reported_at >= self._report_s:
             self._changed.release()
             try:
                 self._report()

@@ -117,6 +117,7 @@ class Coordinator:
         registry = self.shared.registry
         pause_s = registry.lease_s / 4
         while True:
+            registry.expected_workers = self.scaling.target
             before = time.monotonic()
             await asyncio.sleep(pause_s)
             late_s = time.monotonic() - before - pause_s

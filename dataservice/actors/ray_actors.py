@@ -13,6 +13,7 @@ from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
+from dataservice.actors.quiet_gc import keep_gc_quiet
 from dataservice.actors.stager import Stager
 from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
@@ -58,6 +59,7 @@ class CoordinatorActor:
         if log.ownership is not None:
             log.ownership.endpoint = endpoint
         await self._coordinator.start()
+        keep_gc_quiet()
         return endpoint
 
     @property

@@ -389,7 +389,7 @@ class SessionDesk:
         self._shared.counters["moved_bytes"] += planned.moved_bytes
         session.steps[cursor.step] = active
         session.next_cursor = planned.next_cursor
-        await self._work.assign_step(session, active)
+        await self._work.dealer.deal_step(session, active)
         self._shared.changes.notify(STEPS, *self._shared.registry.workers)
 
     def _lane_homes(self, session: Session) -> tuple[int, ...]:
