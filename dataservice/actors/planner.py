@@ -7,6 +7,7 @@ it never outlives the coordinator; nothing but replies is written to standard ou
 from __future__ import annotations
 
 import os
+import resource
 import struct
 import sys
 import time
@@ -286,6 +287,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies = sys.stdout.buffer
     sys.stdout = sys.stderr
     try:

@@ -1,13 +1,15 @@
 """The coordinator's end of the pipe to its planning process.
 
 Invariants: requests are answered one at a time in the order asked; a planning process that ends or
-stays silent past the deadline is an error that says so, and the next request starts a new one.
+stays silent past the deadline is an error that says so, and the next request starts a new one; a
+silent one prints its stacks before it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from typing import Protocol
 
@@ -35,6 +37,10 @@ from dataservice.errors import (
 )
 from dataservice.wire.counting import CountBlock, CountedBlock, Roots
 from dataservice.wire.schema import decode, encode
+
+
+ABORT_S = 2.0
+"""For a planning process to print its stacks."""
 
 
 class BlocksMissing(Exception):
@@ -155,6 +161,8 @@ class PlannerProcess:
     async def _started(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            "-X",
+            "faulthandler",  # SIGABRT prints all stacks
             "-m",
             "dataservice.actors.planner",
             stdin=asyncio.subprocess.PIPE,
@@ -179,9 +187,10 @@ class PlannerProcess:
                 f"the planning process ended with code {code}; its log says why"
             ) from error
         except TimeoutError as error:
-            process.kill()
+            await _abort(process)
             raise DeadlineExceeded(
-                f"the coordinator waited {self._deadline_s:g} s for the planning process"
+                f"the coordinator waited {self._deadline_s:g} s for the planning process, whose "
+                "stacks are in the log"
             ) from error
         return decode(PlanReply, payload, max_bytes=MAX_MESSAGE_BYTES)
 
@@ -199,3 +208,14 @@ class PlannerProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _abort(process: asyncio.subprocess.Process) -> None:
+    """It prints its stacks, if it still can, and ends."""
+    process.send_signal(signal.SIGABRT)
+    try:
+        async with asyncio.timeout(ABORT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
