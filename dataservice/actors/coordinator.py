@@ -7,12 +7,14 @@ its own, so that calls stay quick meanwhile; a restarted coordinator goes on fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
 from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
+from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
@@ -42,6 +44,8 @@ class Coordinator:
         self.work = WorkDesk(self.shared, self.counting)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
+        self._fleet_changed = asyncio.Event()
+        self.shared.on_scale = self._fleet_changed.set
         self._tasks: list[asyncio.Future[None]] = []
 
         self.open_session = self.sessions.open_session
@@ -106,6 +110,25 @@ class Coordinator:
         before, self.target_workers = self.target_workers, request.workers
         self.shared.on_scale()
         return Scaled(before=before, target=self.target_workers)
+
+    def fleet(self, news: FleetNews) -> FleetView:
+        """Takes what the keeper of the fleet knows, and tells it what it needs to know."""
+        for worker_id, how in news.ended.items():
+            self.work.ended(worker_id, how)
+        self.work.drain(news.drain)
+        registry = self.shared.registry
+        return FleetView(
+            target_workers=self.target_workers,
+            workers={w: seat.draining for w, seat in registry.workers.items()},
+            stagers=tuple(registry.stagers),
+        )
+
+    async def fleet_changed(self) -> None:
+        """Returns once the fleet should be looked at, and after KEEP_S in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_S):
+                await self._fleet_changed.wait()
+        self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
         status = status_of(self.shared) | {"target_workers": self.target_workers}

@@ -7,12 +7,12 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import ray
 
 from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
 from dataservice.actors.state_log import StateLog
@@ -36,20 +36,16 @@ def advertised_host(host: str) -> str | None:
 
 
 class CoordinatorActor:
-    """An asyncio actor: the coordinator, its server and the fleet keeper share its event loop."""
+    """An asyncio actor: the coordinator and its server share its event loop."""
 
     def __init__(self, config_json: str) -> None:
         _log_to_stderr("INFO")
         self._config: Config = config_from_json(config_json)
         self._coordinator: Coordinator | None = None
         self._server: RunningServer | None = None
-        self._fleet: Any = None
-        self._keeper: asyncio.Task[None] | None = None
 
-    async def start(self) -> str:
-        """Returns the endpoint once control calls are answered."""
-        from dataservice.actors.ray_fleet import RayFleet
-
+    async def start(self, port: int | None) -> str:
+        """Returns the endpoint once control calls are answered; `port` in place of the config's."""
         config = self._config
         state = Path(config.state_dir)
         state.mkdir(parents=True, exist_ok=True)
@@ -58,31 +54,35 @@ class CoordinatorActor:
         serving = config.serving
         self._server = await start_server(
             coordinator=self._coordinator,
-            bind=f"{serving.host}:{serving.port}",
+            bind=f"{serving.host}:{serving.port if port is None else port}",
             insecure=serving.insecure,
         )
         host = advertised_host(serving.host) or self._server.host
-        endpoint = f"{host}:{self._server.port}"
         await self._coordinator.start()
-        self._fleet = RayFleet(self._coordinator, config, endpoint)
-        self._keeper = asyncio.ensure_future(self._fleet.keep())
-        return endpoint
+        return f"{host}:{self._server.port}"
+
+    @property
+    def coordinator(self) -> Coordinator:
+        assert self._coordinator is not None
+        return self._coordinator
 
     async def status(self) -> str:
-        assert self._coordinator is not None
-        return (await self._coordinator.get_status(GetStatus())).status
+        return (await self.coordinator.get_status(GetStatus())).status
 
     async def scale(self, workers: int) -> int:
         """Returns the target before."""
-        assert self._coordinator is not None
-        return (await self._coordinator.scale(ScaleWorkers(workers=workers))).before
+        return (await self.coordinator.scale(ScaleWorkers(workers=workers))).before
+
+    async def fleet(self, news: FleetNews) -> FleetView:
+        return self.coordinator.fleet(news)
+
+    async def fleet_changed(self) -> None:
+        await self.coordinator.fleet_changed()
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def stop(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._fleet is not None:
-            await self._fleet.stop()
         if self._server is not None:
             await self._server.stop(1.0)
         if self._coordinator is not None:

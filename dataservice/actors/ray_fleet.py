@@ -1,31 +1,32 @@
-"""The Ray actors, and the keeper that starts, replaces and drains them; all Ray calls stand here
-and in ray_local and launch.
+"""The workers' and stagers' actors: started, replaced, drained and stopped.
 
 Invariants: what to start or drain is decided by core.fleet; whether somebody is alive is decided
-by the coordinator's leases; Ray only starts, kills and reports ends.
+by the coordinator's leases; Ray only starts, kills and reports ends, which the coordinator is told.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.ray_actors import StagerActor, WorkerActor
+from dataservice.actors.shared import STAGER_LEASES
 from dataservice.actors.worker_memory import ENVIRONMENT
 from dataservice.config import Config, config_to_json
 from dataservice.core.fleet import plan_fleet
 
 _LOG = logging.getLogger(__name__)
 
-KEEP_S = 1.0
+STOP_S = 10.0
+"""Actors that are asked to end have so long before they are killed."""
 START_GRACE_S = 60.0
 """A new actor may take this long to register before it is replaced."""
 SILENT_LEASES = 5
@@ -52,61 +53,36 @@ class _Node:
     """Host name, matched with the trainers'."""
 
 
-class RayFleet:
-    """Lives in the coordinator's actor and event loop."""
+Tell = Callable[[FleetNews], FleetView]
+"""Asks the coordinator; raises CoordinatorEnded."""
 
-    def __init__(self, coordinator: Coordinator, config: Config, endpoint: str) -> None:
-        self._coordinator = coordinator
+
+class RayFleet:
+    """Used by one thread, its supervisor's."""
+
+    def __init__(self, config: Config, endpoint: str) -> None:
         self._config = config
         self._config_json = config_to_json(config)
         self._endpoint = endpoint
         self._workers: dict[str, _Actor] = {}
         self._stagers: dict[str, _Actor] = {}
-        self._wake = asyncio.Event()
-        coordinator.shared.on_scale = self._wake.set
 
-    async def keep(self) -> None:
-        while True:
-            try:
-                await self._keep_once()
-            except Exception:
-                _LOG.exception("the set of workers could not be looked after; trying again")
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(KEEP_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-
-    async def stop(self) -> None:
-        for actor in [*self._workers.values(), *self._stagers.values()]:
-            actor.handle.stop.remote()
-        ends = [a.running for a in [*self._workers.values(), *self._stagers.values()]]
-        if ends:
-            await asyncio.to_thread(ray.wait, ends, num_returns=len(ends), timeout=10.0)
-        for actor in [*self._workers.values(), *self._stagers.values()]:
-            ray.kill(actor.handle)
-
-    async def _keep_once(self) -> None:
-        nodes = await asyncio.to_thread(_data_nodes, self._config.workers.resource)
-        await self._drop_ended()
-        registry = self._coordinator.shared.registry
-        self._drop_silent(self._workers, set(registry.workers), registry.lease_s)
-        self._drop_silent(self._stagers, set(registry.stagers), registry.stager_lease_s)
-        suspect = {
-            n for n, a in self._stagers.items() if a.registered and n not in registry.stagers
-        }
-        usable = [n for n in sorted(nodes) if n not in suspect]
-        workers = {
-            w: actor.node
-            for w, actor in self._workers.items()
-            if not (w in registry.workers and registry.workers[w].draining)
-        }
+    def keep(self, tell: Tell) -> None:
+        """Looks at nodes, actors and what the coordinator knows; starts, drains and kills."""
+        nodes = _data_nodes(self._config.workers.resource)
+        ended = self._drop_ended()
+        view = tell(FleetNews(ended=ended, drain=()))
+        lease_s = self._config.serving.lease_s
+        self._drop_silent(self._workers, set(view.workers), lease_s)
+        self._drop_silent(self._stagers, set(view.stagers), STAGER_LEASES * lease_s)
+        suspect = {n for n, a in self._stagers.items() if a.registered and n not in view.stagers}
         change = plan_fleet(
-            nodes=usable,
+            nodes=[n for n in sorted(nodes) if n not in suspect],
             stagers=list(self._stagers),
-            workers=workers,
-            target=self._coordinator.target_workers,
+            workers={
+                w: actor.node for w, actor in self._workers.items() if not view.workers.get(w)
+            },
+            target=view.target_workers,
         )
         if self._config.staging.cache_dir is not None:
             for node in change.start_stagers:
@@ -114,24 +90,52 @@ class RayFleet:
         for node in change.start_workers:
             self._start_worker(nodes[node])
         if change.drain_workers:
-            self._coordinator.work.drain(change.drain_workers)
+            tell(FleetNews(ended={}, drain=change.drain_workers))
 
-    async def _drop_ended(self) -> None:
+    def wait_for_news(self, changed: Any, timeout_s: float) -> None:
+        """Until an actor ends, the coordinator says `changed`, or the time is over."""
+        ends = [actor.running for actor in self._all()]
+        ray.wait([changed, *ends], num_returns=1, timeout=timeout_s)
+
+    def expect_anew(self) -> None:
+        """The coordinator is a new one, with which everybody has yet to register."""
+        now = time.monotonic()
+        for actor in self._all():
+            actor.seen, actor.registered = now, False
+
+    def stop(self) -> None:
+        for actor in self._all():
+            actor.handle.stop.remote()
+        ends = [actor.running for actor in self._all()]
+        if ends:
+            ray.wait(ends, num_returns=len(ends), timeout=STOP_S)
+        for actor in self._all():
+            ray.kill(actor.handle)
+
+    def _all(self) -> list[_Actor]:
+        return [*self._workers.values(), *self._stagers.values()]
+
+    def _drop_ended(self) -> dict[str, str]:
+        """The workers that have ended, and how."""
+        ended: dict[str, str] = {}
         for group in (self._workers, self._stagers):
-            ends = {actor.running: name for name, actor in group.items()}
-            if not ends:
+            running = {actor.running: name for name, actor in group.items()}
+            if not running:
                 continue
-            done, _ = await asyncio.to_thread(
-                ray.wait, list(ends), num_returns=len(ends), timeout=0
-            )
+            done, _ = ray.wait(list(running), num_returns=len(running), timeout=0)
             for reference in done:
-                name = ends[reference]
+                name = running[reference]
                 actor = group.pop(name)
+                how = "it came to its end"
                 try:
-                    await reference
+                    ray.get(reference, timeout=0)
                 except ray.exceptions.RayError as error:
-                    _LOG.warning("%s ended: %s", name, str(error).splitlines()[0])
+                    how = str(error).strip().splitlines()[0]
+                    _LOG.warning("%s ended: %s", name, how)
                 ray.kill(actor.handle)
+                if group is self._workers:
+                    ended[name] = how
+        return ended
 
     def _drop_silent(self, group: dict[str, _Actor], known: set[str], lease_s: float) -> None:
         now = time.monotonic()

@@ -77,7 +77,14 @@ class WorkDesk:
         for worker_id in registry.expired_workers():
             self._lose_worker(worker_id, f"silent for {registry.lease_s:g} s")
 
+    def ended(self, worker_id: str, how: str) -> None:
+        """Its process is known to have ended: nobody waits for the end of its lease."""
+        if worker_id in self._shared.registry.workers:
+            self._lose_worker(worker_id, how)
+
     def drain(self, worker_ids: tuple[str, ...]) -> None:
+        if not worker_ids:
+            return
         for worker_id in worker_ids:
             if worker_id in self._shared.registry.workers:
                 self._shared.registry.workers[worker_id].draining = True

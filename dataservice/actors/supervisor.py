@@ -1,0 +1,121 @@
+"""Keeps a service running: its coordinator, which is started again when it ends, and its fleet.
+
+Invariants: it runs where the service was started, in a thread of its own, and owns all actors, so
+that none ends with another; a coordinator that ends again and again, or that another has taken the
+job from, ends the service with an error that says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
+from dataservice.actors.ray_coordinator import CoordinatorEnded, RayCoordinator
+from dataservice.actors.ray_fleet import RayFleet
+from dataservice.config import Config
+from dataservice.errors import DataServiceError
+
+_LOG = logging.getLogger(__name__)
+
+SILENT_S = 30.0
+"""A coordinator that does not answer for so long is killed and started again."""
+QUICK_S = 60.0
+"""A coordinator that ends sooner after its start has ended quickly."""
+MOST_QUICK_ENDS = 5
+"""In a row; after one more the service ends."""
+PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0)
+"""Before each start again, by the quick ends in a row."""
+STOP_TIMEOUT_S = 30.0
+
+
+class Supervisor:
+    def __init__(self, config: Config) -> None:
+        self.coordinator = RayCoordinator(config)
+        self.failure: DataServiceError | None = None
+        """Why the service has ended, once it has."""
+        self.restarts = 0
+        """Of the coordinator."""
+        self._config = config
+        self._fleet: RayFleet | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor")
+        self._quick_ends = 0
+        self._up_since: float | None = None
+        """Monotonic; None while the coordinator is down."""
+
+    def start(self) -> str:
+        """Returns the endpoint, which stays; raises what the coordinator refused to start with."""
+        self.coordinator.start(self._stopping.is_set)
+        self._up_since = time.monotonic()
+        self._fleet = RayFleet(self._config, self.coordinator.endpoint)
+        self._thread.start()
+        return self.coordinator.endpoint
+
+    def stop(self) -> None:
+        """Ends the actors in order: workers and stagers first, the coordinator last."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * SILENT_S)
+        if self._fleet is None:
+            return
+        try:
+            self._fleet.stop()
+            self.coordinator.call("stop", timeout_s=STOP_TIMEOUT_S)
+        except CoordinatorEnded as error:
+            _LOG.warning("%s", error)
+        finally:
+            self.coordinator.kill()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._keep()
+        except DataServiceError as error:
+            _LOG.error("the service has ended: %s", error)
+            self.failure = error
+
+    def _keep(self) -> None:
+        assert self._fleet is not None
+        try:
+            self._fleet.keep(self._tell)
+            self._fleet.wait_for_news(self.coordinator.changed(), KEEP_S)
+        except CoordinatorEnded as ended:
+            self._start_again(ended)
+        except DataServiceError:
+            raise
+        except Exception:
+            _LOG.exception("the fleet could not be looked after; trying again")
+            self._stopping.wait(KEEP_S)
+
+    def _tell(self, news: FleetNews) -> FleetView:
+        view: FleetView = self.coordinator.call("fleet", news, timeout_s=SILENT_S)
+        return view
+
+    def _start_again(self, ended: Exception) -> None:
+        """Raises once it has ended too often."""
+        assert self._fleet is not None
+        while not self._stopping.is_set():
+            self.coordinator.kill()
+            if self._up_since is not None and time.monotonic() - self._up_since > QUICK_S:
+                self._quick_ends = 0
+            self._up_since = None
+            if self._quick_ends == MOST_QUICK_ENDS:
+                raise DataServiceError(
+                    f"the coordinator was started again {MOST_QUICK_ENDS} times and never lived "
+                    f"for {QUICK_S:g} s; the last time: {ended}. Its journal is as it left it: "
+                    "once the cause is mended, serve again with the same state_dir"
+                ) from ended
+            _LOG.warning("%s; it is started again", ended)
+            self._stopping.wait(PAUSES_S[self._quick_ends])
+            self._quick_ends += 1
+            try:
+                self.coordinator.start(self._stopping.is_set)
+            except Exception as error:
+                ended = error
+                continue
+            self._up_since = time.monotonic()
+            self._fleet.expect_anew()
+            self.restarts += 1
+            return
