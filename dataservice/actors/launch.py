@@ -70,7 +70,7 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
     with joined_ray(address, resource=workers.resource, num_cpus=cpus) as ray:
         from dataservice.actors.supervisor import Supervisor
 
-        supervisor = Supervisor(sized(config, ray, local=address is None))
+        supervisor = Supervisor(sized(config, ray, local=address is None), own_ray=address is None)
         try:
             yield Service(supervisor, supervisor.start())
         finally:

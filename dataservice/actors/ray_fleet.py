@@ -31,6 +31,8 @@ START_GRACE_S = 60.0
 """A new actor may take this long to register before it is replaced."""
 SILENT_LEASES = 5
 """An actor that is silent for so many leases is killed and replaced."""
+STILL_LEASES = SILENT_LEASES - 1
+"""An actor whose event loop stands still for so long says where, and ends before that."""
 SHARE = 0.001
 """Of the data node resource that an actor claims: it marks the node, it does not ration it."""
 
@@ -60,8 +62,11 @@ Tell = Callable[[FleetNews], FleetView]
 class RayFleet:
     """Used by one thread, its supervisor's."""
 
-    def __init__(self, config: Config, endpoint: str) -> None:
+    def __init__(self, config: Config, endpoint: str, *, own_ray: bool) -> None:
+        """`own_ray`: its processes have got what `ray_environment` sets from this one."""
         self._config = config
+        # asking Ray to set it costs seconds where a node has just come up
+        self._environment = {} if own_ray else {"runtime_env": {"env_vars": ENVIRONMENT}}
         self._config_json = config_to_json(config)
         self._endpoint = endpoint
         self._workers: dict[str, _Actor] = {}
@@ -156,7 +161,7 @@ class RayFleet:
             WorkerActor,
             node,
             num_cpus=self._config.workers.num_cpus,
-            runtime_env={"env_vars": ENVIRONMENT},
+            **self._environment,
         )
         handle = remote.remote(
             coordinator=self._endpoint,
@@ -165,6 +170,7 @@ class RayFleet:
             bind=f"{serving.host}:0",
             insecure=serving.insecure,
             memory_bytes=self._config.workers.memory_bytes,
+            still_s=STILL_LEASES * serving.lease_s,
         )
         self._workers[worker_id] = _Actor(
             node.node_id, handle, handle.run.remote(), time.monotonic()
@@ -176,6 +182,7 @@ class RayFleet:
             node=node.node_id,
             host=node.host,
             config_json=self._config_json,
+            still_s=STILL_LEASES * STAGER_LEASES * self._config.serving.lease_s,
         )
         self._stagers[node.node_id] = _Actor(
             node.node_id, handle, handle.run.remote(), time.monotonic()

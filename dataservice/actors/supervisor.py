@@ -20,7 +20,8 @@ from dataservice.errors import DataServiceError
 _LOG = logging.getLogger(__name__)
 
 SILENT_S = 30.0
-"""A coordinator that does not answer for so long is killed and started again."""
+"""A coordinator that does not answer for so long is killed and started again; one that can still
+say where it stands does so before."""
 QUICK_S = 60.0
 """A coordinator that ends sooner after its start has ended quickly."""
 MOST_QUICK_ENDS = 5
@@ -31,13 +32,14 @@ STOP_TIMEOUT_S = 30.0
 
 
 class Supervisor:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, own_ray: bool) -> None:
         self.coordinator = RayCoordinator(config)
         self.failure: DataServiceError | None = None
         """Why the service has ended, once it has."""
         self.restarts = 0
         """Of the coordinator."""
         self._config = config
+        self._own_ray = own_ray
         self._fleet: RayFleet | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor")
@@ -49,7 +51,7 @@ class Supervisor:
         """Returns the endpoint, which stays; raises what the coordinator refused to start with."""
         self.coordinator.start(self._stopping.is_set)
         self._up_since = time.monotonic()
-        self._fleet = RayFleet(self._config, self.coordinator.endpoint)
+        self._fleet = RayFleet(self._config, self.coordinator.endpoint, own_ray=self._own_ray)
         self._thread.start()
         return self.coordinator.endpoint
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,8 +18,8 @@ BEATS = 8
 """The loop shows so often within the time allowed that it runs."""
 
 
-async def watched(work: Awaitable[T], *, still_s: Callable[[], float]) -> T:
-    """Awaits `work`. When the loop does nothing for `still_s()` seconds meanwhile, the stacks of
+async def watched(work: Awaitable[T], *, still_s: float) -> T:
+    """Awaits `work`. When the loop does nothing for `still_s` seconds meanwhile, the stacks of
     all threads go to standard error and the process ends with code 1: whoever keeps it starts
     another."""
     beating = asyncio.ensure_future(keep_beating(still_s))
@@ -30,10 +30,10 @@ async def watched(work: Awaitable[T], *, still_s: Callable[[], float]) -> T:
         await asyncio.gather(beating, return_exceptions=True)
 
 
-async def keep_beating(still_s: Callable[[], float]) -> None:
+async def keep_beating(still_s: float) -> None:
     """Until it is cancelled."""
     with contextlib.ExitStack() as stack:
         stack.callback(faulthandler.cancel_dump_traceback_later)
         while True:
-            faulthandler.dump_traceback_later(still_s(), exit=True, file=STDERR)
-            await asyncio.sleep(still_s() / BEATS)
+            faulthandler.dump_traceback_later(still_s, exit=True, file=STDERR)
+            await asyncio.sleep(still_s / BEATS)

@@ -19,7 +19,7 @@ async def holds_the_loop():
     await asyncio.sleep(0.3)
     {stuck}
 
-asyncio.run(watched(holds_the_loop(), still_s=lambda: 0.5))
+asyncio.run(watched(holds_the_loop(), still_s=0.5))
 time.sleep(1)
 print("ended in order")
 """
