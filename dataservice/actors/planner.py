@@ -7,6 +7,7 @@ it never outlives the coordinator; nothing but replies is written to standard ou
 from __future__ import annotations
 
 import os
+import resource
 import struct
 import sys
 import time
@@ -320,6 +321,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may be aborted, to say where it stands
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # which helpers do not inherit
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:

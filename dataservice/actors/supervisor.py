@@ -20,7 +20,8 @@ from dataservice.errors import DataServiceError, ServiceUnavailable
 _LOG = logging.getLogger(__name__)
 
 SILENT_S = 30.0
-"""A coordinator that does not answer for so long is killed and started again."""
+"""A coordinator that does not answer for so long is killed and started again; one that can still
+say where it stands does so before."""
 QUICK_S = 60.0
 """A coordinator that ends sooner after its start has ended quickly."""
 MOST_QUICK_ENDS = 5

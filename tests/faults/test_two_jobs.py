@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support.demo_config import demo_config, demo_settings, write_config
-from support.harness import RESOURCE, Readers, read_ranks
+from support.demo_config import demo_config
+from support.harness import Readers, read_ranks
 from support.local_service import LocalService
 from support.proof import clean_run, nothing_leaks, prove_same
 
-from dataservice.actors.ray_local import local_cluster
-from dataservice.config import Config, load_config
-from dataservice.errors import ConfigError, DataServiceError, StorageError
-from dataservice.indexing import update_index
+from dataservice.config import Config
+from dataservice.errors import ConfigError, StorageError
 
 JOBS = ("one", "two")
 STEPS = 5
@@ -120,5 +111,3 @@ def test_what_belongs_to_one_job_is_refused_to_the_other(base: Config, tmp_path:
         prove_same(clean, read(service.endpoint, "one").deliveries)
     with pytest.raises(ConfigError, match=r"holds the journal of job 'one', this is job 'two'"):
         LocalService(same_state, workers=0)
-
-

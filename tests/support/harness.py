@@ -97,24 +97,6 @@ class Readers:
         }
 
 
-def delivery_of(batch: Any, rank: int) -> Delivery:
-    """That a rank has just got."""
-    meta = batch.meta
-    return Delivery(
-        step=batch.step,
-        micro_step=batch.micro_step,
-        dp_rank=rank,
-        pack_ids=tuple(meta["pack_ids"]),
-        numbers=tuple(meta["pack_numbers"]),
-        digests=tuple(meta["digests"]),
-        sample_keys=tuple(tuple(keys) for keys in meta["sample_keys"]),
-        loss_tokens=meta["loss_tokens"],
-        holes=tuple(meta["holes"]),
-        waited_s=meta["waited_s"],
-        at=time.monotonic(),
-    )
-
-
 def read_ranks(
     endpoint: str,
     *,

@@ -6,7 +6,6 @@ rank got it; what another program of this machine holds is no leak of ours.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import re
@@ -18,10 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import grpc
-import grpc.aio
 import psutil
 from grpc.aio import init_grpc_aio
 
