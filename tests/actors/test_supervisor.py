@@ -13,7 +13,7 @@ from dataservice.actors.ray_coordinator import CoordinatorEnded
 from dataservice.actors.supervisor import MOST_QUICK_ENDS, Supervisor
 from dataservice.errors import ConfigError, DataServiceError, JobHeld, ServiceUnavailable
 
-VIEW = FleetView(target_workers=1, workers={}, stagers=())
+VIEW = FleetView(target_workers=1, by_hand=False, workers={}, stagers=())
 
 
 class FakeCoordinator:
@@ -46,12 +46,12 @@ class FakeCoordinator:
 
 
 class FakeFleet:
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, own_cores: int | None) -> None:
         self.anew = 0
         self.kept = threading.Semaphore(0)
 
     def keep(self, tell: Callable[[FleetNews], FleetView]) -> None:
-        assert tell(FleetNews(ended={}, drain=())) is VIEW
+        assert tell(FleetNews(ended={}, drain=(), room=1)) is VIEW
         self.kept.release()
 
     def wait_for_news(self, *_: object) -> None:
