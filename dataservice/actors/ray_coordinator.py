@@ -58,7 +58,7 @@ class RayCoordinator:
         process ended, DeadlineExceeded, and ServiceUnavailable once `given_up`."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
-        handle = ray.remote(**options)(CoordinatorActor).remote(config_to_json(self._config))
+        handle: Any = ray.remote(**options)(CoordinatorActor).remote(config_to_json(self._config))
         port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else None
         try:
             self._process = None
