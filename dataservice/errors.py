@@ -8,12 +8,14 @@
     |   `-- ImageError         a picture cannot be decoded
     |-- StaleIndexError        a shard changed after it was indexed
     |-- StorageError           a read failed in a way that may pass (retry elsewhere)
-    |   `-- StorageTimeout     a read did not end within its deadline
+    |   |-- StorageTimeout     a read did not end within its deadline
+    |   `-- PackMoved          another worker builds the pack now
     |-- WireError              bytes that are not a valid message or frame of ours
     |   `-- DamagedMessage     they changed on their way: asked for once more
     |-- ResumeRefused          a cursor cannot be continued exactly (also a ValueError)
     |-- SessionFenced          a newer run of the trainer reads this job
     |-- LeaseLost              a worker or stager was taken for dead and must register anew
+    |-- JobHeld              another coordinator serves this job
     |-- HoleBudgetExceeded     more holes than the error policy allows
     |-- ServiceUnavailable     nobody answers; the cursor is intact
     `-- DeadlineExceeded       a wait ended at its deadline (also a TimeoutError)
@@ -96,6 +98,10 @@ class StorageTimeout(StorageError):
     """A read did not end within its deadline."""
 
 
+class PackMoved(StorageError):
+    """Another worker builds the pack now; the coordinator says which."""
+
+
 class WireError(DataServiceError):
     """Bytes that are not a valid message or frame of ours."""
 
@@ -114,6 +120,10 @@ class SessionFenced(DataServiceError):
 
 class LeaseLost(DataServiceError):
     """A worker or stager was silent for longer than its lease; it must register anew."""
+
+
+class JobHeld(DataServiceError):
+    """Another coordinator serves this job; the text names it."""
 
 
 class HoleBudgetExceeded(DataServiceError):

@@ -248,6 +248,7 @@ class FakeCoordinator:
             "worst_shards": {"caption/a.jsonl": 3},
             "quarantine": "/state/quarantine.jsonl",
             "target_workers": 2,
+            "scaling": {"reason": "trainers wait 12% of their time for packs"},
             "workers": [
                 {"id": "w0"} | worker | {"storage_stalls": 3, "stuck_reads": 1},
                 {"id": "w1"} | worker | {"draining": True, "retiring": "4 decodes hang"},
@@ -269,8 +270,8 @@ class FakeCoordinator:
     async def scale(self, request: ScaleWorkers) -> Scaled:
         if request.workers > 4:
             raise ConfigError(f"{request.workers} workers are more than workers.max 4")
-        before, self.workers = self.workers, request.workers
-        return Scaled(before=before, target=request.workers)
+        before, self.workers = self.workers, request.workers or 2
+        return Scaled(before=before, target=self.workers, reason="as was asked")
 
 
 @pytest.fixture
@@ -308,6 +309,7 @@ def test_status_says_who_waits_and_fits_80_columns(
         "worker w1 retires: 4 decodes hang",
         "worker w2: 2 decodes hang",
         "w1 (draining)",
+        "trainers wait 12% of their time for packs",
         "1,234",
         "8.1 TB",
         "2.0 GB",
@@ -324,9 +326,14 @@ def test_status_says_who_waits_and_fits_80_columns(
 
 def test_scale_says_before_and_after(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("scale", endpoint, 3) == 0
-    assert capsys.readouterr().out == "workers: 1, now going to 3\n"
+    assert capsys.readouterr().out == "workers: 1, now going to 3 (as was asked)\n"
+    assert run("scale", endpoint, "auto") == 0
+    assert capsys.readouterr().out == "workers: 3, now going to 2 (as was asked)\n"
     assert run("scale", endpoint, 5) == 2
     assert "5 workers are more than workers.max 4" in capsys.readouterr().err
+    for wrong in ("0", "many", "\u0663"):
+        assert run("scale", endpoint, wrong) == 2
+        assert "give a number of at least 1, or auto" in capsys.readouterr().err
 
 
 def test_nobody_at_the_endpoint_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:

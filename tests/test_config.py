@@ -336,7 +336,14 @@ def test_workers_are_sized_by_the_machine_unless_the_config_says_otherwise(tmp_p
         assert config_from_json(config_to_json(config)) == config
     config = load(tmp_path, MINIMAL + "workers: {count: 3, decode_threads: 8}\n")
     assert (config.workers.count, config.workers.decode_threads) == (3, 8)
+    for text, value in (("", "cores"), ("workers: {autoscale: false}\n", False)):
+        config = load(tmp_path, MINIMAL + text)
+        assert config.workers.autoscale is value or config.workers.autoscale == value
+        assert config_from_json(config_to_json(config)) == config
     assert "min 5 is more than max 2" in refused(tmp_path, MINIMAL + "workers: {min: 5, max: 2}\n")
+    assert "num_cpus 0 with autoscale nodes" in refused(
+        tmp_path, MINIMAL + "workers: {autoscale: nodes, num_cpus: 0}\n"
+    )
     assert "between min 4 and max 64" in refused(
         tmp_path, MINIMAL + "workers: {count: 3, min: 4}\n"
     )

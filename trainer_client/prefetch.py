@@ -5,7 +5,7 @@ the micro-batch that the trainer needs next; the bounds count packs asked for an
 so the micro-batch in the trainer's hands comes on top; copies to the device start in the order of
 need as soon as a batch is there, within the bound on device bytes, except that of the next one;
 whatever ends the thread is raised in `take`, every time, until the data has been fetched to its
-end; the coordinator hears of progress at least every REPORT_S seconds.
+end; the coordinator hears of progress at least every REPORT_S seconds, of many ranks more rarely.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from dataservice.core.spreading import ask_at, report_s
 from dataservice.errors import DataServiceError
+from dataservice.rpc.local_client import Pack
 from dataservice.wire.messages import StepCells
 from trainer_client.batch import MicroBatch, VisionInfo
 from trainer_client.cells import after, make_batch
@@ -87,14 +89,19 @@ class Prefetcher:
         self._known: dict[int, StepCells] = {}
         self._step, self._micro_step = opened.first_step, opened.first_micro_step
         self._asked_at = -1
+        self._ask_at = ask_at(request.dp_rank, request.micro_steps)
+        self._report_s = report_s(request.dp_size, REPORT_S)
         self._held_back = -1
         self._end_step = -1
         self._reported_at = time.monotonic()
+        self._fetching_since: float | None = None
+        """While a pack is being fetched."""
+        self._fetched_s = 0.0
         self._looked_at = -MEMORY_S
         # guarded by _changed
         self._changed = threading.Condition()
         self._ready: deque[Ready] = deque()
-        self._wanted = False
+        self._wanted = self._delivered = False
         self._ended = False
         self._error: BaseException | None = None
         self.depth = first_depth(bounds.packs, bounds.size_bytes)
@@ -113,6 +120,7 @@ class Prefetcher:
         """The next micro-batch, its `meta["waited_s"]` filled in; None at the end of the data."""
         started, reminder = time.monotonic(), Reminder()
         with self._changed:
+            fetching_s = self._fetching_s(started)
             while not self._ready or self._error is not None:
                 if self._error is not None:
                     raise self._error
@@ -137,14 +145,22 @@ class Prefetcher:
             self.held_bytes -= ready.size_bytes
             self.device_bytes -= ready.device_bytes
             self._start_copies()
-            waited_s = time.monotonic() - started
+            now = time.monotonic()
+            waited_s, for_workers_s = now - started, self._fetching_s(now) - fetching_s
             ready.batch.meta["waited_s"] = waited_s
-            self._session.add_waited(waited_s)
+            # what the first batch takes says nothing of the workers
+            self._session.add_waited(waited_s, for_workers_s if self._delivered else 0.0)
+            self._delivered = True
             self._session.delivered = after(ready.cells, ready.batch.micro_step)
             if waited_s >= WAITED_S:
                 self._adapt(waited=True)
             self._changed.notify_all()
         return Taken(copy=ready.copy, cells=ready.cells)
+
+    def _fetching_s(self, now: float) -> float:
+        """In which the thread fetched packs from workers, up to `now`."""
+        since, fetched_s = self._fetching_since, self._fetched_s
+        return fetched_s + (now - since if since is not None else 0.0)
 
     def _late(self, timeout_s: float) -> DataServiceError:
         session, at = self._session, self._session.delivered
@@ -244,7 +260,7 @@ class Prefetcher:
             return True
         if self._step + ahead == self._end_step or self._asked_at == self._step:
             return False
-        return ahead < self._look_ahead
+        return ahead < self._look_ahead and self._micro_step >= self._ask_at
 
     def _ask_for_steps(self) -> None:
         session, ahead = self._session, len(self._known)
@@ -281,11 +297,7 @@ class Prefetcher:
         for number, place in enumerate(cells.cells[self._micro_step]):
             planned = place.size_bytes * self._pixel_growth
             self._wait_for_room(planned)
-            packs.append(
-                self._session.fetch_pack(
-                    self._known, self._step, self._micro_step, number, patience
-                )
-            )
+            packs.append(self._fetch(number, patience))
             arrays, _ = packs[-1]
             received = sum(array.nbytes for array in arrays.values())
             size_bytes = received + arrays["pixel_values"].nbytes * (self._pixel_growth - 1)
@@ -312,6 +324,25 @@ class Prefetcher:
             )
             self._start_copies()
             self._changed.notify_all()
+
+    def _fetch(self, number: int, patience: Patience) -> Pack:
+        if time.monotonic() - self._reported_at >= self._report_s:
+            self._report()
+        began = time.monotonic()
+        with self._changed:
+            self._fetching_since = began
+        try:
+            return self._session.fetch_pack(
+                self._known, self._step, self._micro_step, number, patience
+            )
+        finally:
+            with self._changed:
+                self._fetching_since = None
+                self._fetched_s += time.monotonic() - began
+
+    def _report(self) -> None:
+        self._reported_at = time.monotonic()
+        self._session.report()
 
     def _wait_for_room(self, size_bytes: int) -> None:
         self._look_at_memory()
@@ -351,10 +382,9 @@ class Prefetcher:
         self._changed.wait(SLICE_S)
         if self._session.stop.is_set():
             raise Closed
-        if time.monotonic() - self._reported_at >= REPORT_S:
-            self._reported_at = time.monotonic()
+        if time.monotonic() - self._reported_at >= self._report_s:
             self._changed.release()
             try:
-                self._session.report()
+                self._report()
             finally:
                 self._changed.acquire()

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dataservice.errors import DataServiceError, StorageError, WireError
+from dataservice.errors import DataServiceError, PackMoved, StorageError, WireError
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.layout import Allocate, fresh
@@ -31,6 +31,7 @@ from trainer_client.batch import VisionInfo, check_pack
 from trainer_client.fetching import WorkerLink
 from trainer_client.patience import PASSING, Closed, Patience, Reminder, late_error
 from trainer_client.relay import Relay, relay_of
+from trainer_client.watching import Fetch, FetchWatch
 
 LOG = logging.getLogger(__name__)
 
@@ -82,10 +83,17 @@ class Session:
         self._local, self._allocate = local, allocate
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a collected stream is closed in whatever thread
-        self._unreported_s = 0.0
+        self._unreported_s = (0.0, 0.0)
+        """That the trainer waited, in all and for workers."""
         self._coordinator = CoordinatorClient(endpoint)
         self._workers: dict[str, WorkerLink] = {}
         self._relay: Relay | None = None
+        self._watch = FetchWatch(
+            self.stop,
+            name=f"pack-watch-{request.dp_rank}",
+            is_moved=self._is_moved,
+            give_up=lambda fetch: self._drop_worker(fetch.endpoint),
+        )
 
     @property
     def opened(self) -> SessionOpened:
@@ -157,54 +165,63 @@ class Session:
         self, first_step: int, count: int, *, wait_s: float, failed: tuple[str, ...] = ()
     ) -> Steps:
         """One GetSteps, which also reports progress and the seconds that the trainer waited."""
-        delivered, waited_s = self._take_report()
+        delivered, waited = self._take_report()
         try:
-            steps: Steps = self._call(
-                GetSteps(
-                    session=self.opened.session,
-                    dp_rank=self.request.dp_rank,
-                    first_step=first_step,
-                    count=count,
-                    done_step=delivered.step,
-                    done_micro_step=delivered.micro_step,
-                    wait_s=wait_s,
-                    waited_s=waited_s,
-                    failed=failed,
-                    peer=self.request.peer,
-                ),
-                wait_s + GRACE_S,
+            question = self._question(first_step, count, delivered)
+            question = replace(
+                question,
+                wait_s=wait_s,
+                waited_s=waited[0],
+                waited_workers_s=waited[1],
+                failed=failed,
             )
+            steps: Steps = self._call(question, wait_s + GRACE_S)
         except DataServiceError:
-            self.add_waited(waited_s)
+            self.add_waited(*waited)
             raise
         return steps
 
+    def _question(self, first_step: int, count: int, delivered: Delivered) -> GetSteps:
+        return GetSteps(
+            session=self.opened.session,
+            dp_rank=self.request.dp_rank,
+            first_step=first_step,
+            count=count,
+            done_step=delivered.step,
+            done_micro_step=delivered.micro_step,
+            wait_s=0.0,
+            peer=self.request.peer,
+        )
+
     def report(self, *, closing: bool = False, timeout_s: float = GRACE_S) -> None:
         """Progress when nothing else is asked for. A coordinator that is away is no error."""
-        delivered, waited_s = self._take_report()
+        delivered, waited = self._take_report()
         progress = Progress(
             session=self.opened.session,
             dp_rank=self.request.dp_rank,
             done_step=delivered.step,
             done_micro_step=delivered.micro_step,
-            waited_s=waited_s,
+            waited_s=waited[0],
+            waited_workers_s=waited[1],
             closing=closing,
             peer=self.request.peer,
         )
         try:
             self._call(progress, timeout_s)
         except PASSING as error:
-            self.add_waited(waited_s)
+            self.add_waited(*waited)
             LOG.info("progress of rank %d not reported: %s", self.request.dp_rank, error)
 
-    def add_waited(self, seconds: float) -> None:
+    def add_waited(self, seconds: float, for_workers_s: float = 0.0) -> None:
+        """`for_workers_s`: of them, while a pack was being fetched from a worker."""
         with self._lock:
-            self._unreported_s += seconds
+            before_s, before_workers_s = self._unreported_s
+            self._unreported_s = before_s + seconds, before_workers_s + for_workers_s
 
-    def _take_report(self) -> tuple[Delivered, float]:
+    def _take_report(self) -> tuple[Delivered, tuple[float, float]]:
         with self._lock:
-            waited_s, self._unreported_s = self._unreported_s, 0.0
-            return self.delivered, waited_s
+            waited, self._unreported_s = self._unreported_s, (0.0, 0.0)
+            return self.delivered, waited
 
     def _call(self, message: Any, timeout_s: float) -> Any:
         self.check_process()
@@ -241,7 +258,11 @@ class Session:
             place = known[step].cells[micro_step][number]
             self.doing = f"pack {place.pack_id} is to come from the worker at {place.endpoint}"
             try:
-                pack = self._stream(place, known[step].settings.pack_length, patience)
+                fetch = Fetch(
+                    step=step, micro_step=micro_step, number=number, endpoint=place.endpoint
+                )
+                with self._watch.over(fetch):
+                    pack = self._stream(place, known[step].settings.pack_length, patience)
                 self.problem = None
                 return pack
             except WireError as error:
@@ -252,7 +273,8 @@ class Session:
                 problem = error
             attempt += 1
             self.retries += 1
-            LOG.warning("pack %s from %s: %s", place.pack_id, place.endpoint, problem)
+            level = logging.INFO if isinstance(problem, PackMoved) else logging.WARNING
+            LOG.log(level, "pack %s from %s: %s", place.pack_id, place.endpoint, problem)
             if patience.over:
                 raise self._late(patience, f"pack {place.pack_id}", problem) from problem
             if attempt > 1:
@@ -354,6 +376,15 @@ class Session:
                 self._workers[endpoint] = WorkerLink(endpoint, local=self._local)
             return self._workers[endpoint]
 
+    def _is_moved(self, fetch: Fetch) -> bool:
+        """Whether the coordinator names another worker for the pack by now."""
+        question = self._question(fetch.step, 1, self.delivered)
+        steps: Steps = self._coordinator.call(question, timeout_s=GRACE_S)
+        return any(
+            cells.cells[fetch.micro_step][fetch.number].endpoint != fetch.endpoint
+            for cells in steps.steps
+        )
+
     def _drop_worker(self, endpoint: str) -> None:
         with self._lock:
             client = self._workers.pop(endpoint, None)
@@ -381,6 +412,7 @@ class Session:
 
     def say_goodbye(self, timeout_s: float = 2.0) -> None:
         """The last progress report, over a connection of its own; after `interrupt`."""
+        self._watch.join()
         if self._opened is None:
             return
         self._coordinator = CoordinatorClient(self.endpoint)

@@ -39,7 +39,7 @@ from trainer_client.patience import PASSING, Closed, Patience, late_error
 from trainer_client.prefetch import Bounds, Prefetcher
 from trainer_client.session import POLL_S, Session
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 CLOSED = "the PackStream was closed"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class Job:
     """Peers that will fetch it; kept until they have."""
     isolated: bool = False
     """Whether its pictures are suspect: decoded in a process of their own."""
+    alone: bool = False
+    """Whether it is suspect itself: built while no other such pack is."""
 
     @property
     def dp_rank(self) -> int:
@@ -82,6 +85,8 @@ class BuildQueue:
         self._held: dict[int, int] = {}
         """Bytes ready or being built, by rank, that nobody has fetched."""
         self._served_bytes = 0
+        self._busy_s, self._busy_until = 0.0, time.monotonic()
+        """Packs under build, integrated over time up to then."""
         self._closed = False
 
     # ---- from the coordinator ----------------------------------------------------------------
@@ -138,6 +143,7 @@ class BuildQueue:
             while not self._closed:
                 job = self._choose(text_only)
                 if job is not None:
+                    self._count_busy()
                     self._leave(job.pack_id)
                     self._building[job.pack_id] = job
                     self._recount()
@@ -145,15 +151,27 @@ class BuildQueue:
                 self._state.wait()
             return None
 
+    def give_back(self, count: int) -> list[str]:
+        """Ids of packs that are not built here any more: at most so many of those that nobody waits
+        for, from all over the order of need, so that what is left is needed as late as they are."""
+        with self._state:
+            free = [pack_id for _, _, pack_id in self._order if pack_id not in self._wanted]
+            count = min(count, len(free))
+            given = [free[(2 * i + 1) * len(free) // (2 * count)] for i in range(count)]
+            for pack_id in given:
+                self._leave(pack_id)
+            return given
+
     def _choose(self, text_only: bool) -> Job | None:
         jobs = (self._waiting[pack_id] for _, _, pack_id in self._order)
+        one_alone = any(job.alone for job in self._building.values())
         i = next_to_build(
             (
                 Candidate(
                     dp_rank=job.dp_rank,
                     size_bytes=job.size_bytes,
                     asked=job.pack_id in self._wanted,
-                    usable=job.text_only or not text_only,
+                    usable=(job.text_only or not text_only) and not (job.alone and one_alone),
                 )
                 for job in jobs
             ),
@@ -173,6 +191,7 @@ class BuildQueue:
 
     def finish(self, job: Job, pack: EncodedPack) -> None:
         with self._state:
+            self._count_busy()
             self._building.pop(job.pack_id, None)
             if job.session == self._session:
                 self._ready[job.pack_id] = _Ready(job, pack)
@@ -185,6 +204,7 @@ class BuildQueue:
 
     def fail(self, job: Job, error: DataServiceError) -> None:
         with self._state:
+            self._count_busy()
             self._building.pop(job.pack_id, None)
             if job.session == self._session:
                 self._failed[job.pack_id] = error
@@ -256,6 +276,22 @@ class BuildQueue:
                 len(self._ready),
                 len(self._waiting) + len(self._building),
             )
+
+    def reach(self, count: int) -> tuple[str, ...]:
+        """Ids of the packs being built, and of the next `count` in the order of need."""
+        with self._state:
+            return (*self._building, *(pack_id for _, _, pack_id in self._order[:count]))
+
+    def busy_s(self) -> float:
+        """Time that packs were under build, all of them together."""
+        with self._state:
+            self._count_busy()
+            return self._busy_s
+
+    def _count_busy(self) -> None:
+        now = time.monotonic()
+        self._busy_s += (now - self._busy_until) * len(self._building)
+        self._busy_until = now
 
     @property
     def session(self) -> int:

@@ -7,13 +7,19 @@ its own, so that calls stay quick meanwhile; a restarted coordinator goes on fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
+from functools import partial
 from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
+from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
+from dataservice.actors.hole_desk import HoleDesk
+from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
+from dataservice.actors.scaling_desk import ScalingDesk
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
 from dataservice.actors.staging_desk import StagingDesk
@@ -22,8 +28,8 @@ from dataservice.actors.status import status_of
 from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
-from dataservice.errors import ConfigError
-from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
+from dataservice.errors import JobHeld
+from dataservice.wire.messages import GetStatus, StatusReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,10 +44,13 @@ class Coordinator:
         self._lazy = config.index == "lazy"
         if self._lazy:
             self.shared.planner = self.counting.planner
-        self.target_workers = config.workers.count or config.workers.min
-        self.work = WorkDesk(self.shared, self.counting)
+        self.holes = HoleDesk(self.shared)
+        self.work = WorkDesk(self.shared, self.counting, self.holes)
         self.staging = StagingDesk(self.shared)
         self.sessions = SessionDesk(self.shared, self.work)
+        self._fleet_changed = asyncio.Event()
+        self.shared.on_scale = self._fleet_changed.set
+        self.scaling = ScalingDesk(self.shared, self._fleet_changed.set)
         self._tasks: list[asyncio.Future[None]] = []
 
         self.open_session = self.sessions.open_session
@@ -50,32 +59,43 @@ class Coordinator:
         self.register_worker = self.work.register_worker
         self.pull_work = self.work.pull_work
         self.get_assignment = self.work.get_assignment
-        self.report_holes = self.work.report_holes
+        self.report_holes = self.holes.report_holes
         self.report_pack_failed = self.work.report_pack_failed
         self.report_counts = self.counting.report_counts
         self.get_roots = self.counting.get_roots
         self.register_stager = self.staging.register_stager
         self.pull_staging = self.staging.pull_staging
+        self.scale = self.scaling.scale
 
     async def start(self) -> None:
         """Opens the plan, restores what the journal holds, and watches leases."""
         shared = self.shared
+        if shared.log.ownership is not None:
+            keep = partial(self._keep_ownership, shared.log.ownership)
+            self._tasks.append(asyncio.ensure_future(kept_up("ownership", keep)))
         shared.info = await shared.planner.open(shared.config_json)
         for warning in shared.info.warnings:
             _LOG.warning("%s", warning)
         self.counting.opened(shared.info)
-        shared.log.start_epoch(shared.info.digest)
+        shared.log.start_epoch(shared.info.digest, shared.config.job)
         for hole in shared.log.holes:
             shared.holes.restore(hole)
         shared.quarantine.start(shared.info.digest)
         self.sessions.restore()
-        self._tasks = [
+        self._tasks += [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
+            asyncio.ensure_future(kept_up("autoscaler", self.scaling.keep)),
             *(self.counting.tasks() if self._lazy else ()),
         ]
 
+    def wind_down(self) -> None:
+        """No more steps from now on; what was handed out is still built and served."""
+        self.shared.winding_down = True
+        self.shared.changes.notify()
+
     async def stop(self) -> None:
+        self.wind_down()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -83,10 +103,21 @@ class Coordinator:
         await self.shared.planner.close()
         self.shared.log.close()
 
+    async def _keep_ownership(self, ownership: Ownership) -> None:
+        pause_s = ownership.owner.lease_s / RENEWALS_A_LEASE
+        while True:
+            try:
+                await asyncio.to_thread(ownership.renew)
+            except JobHeld as error:
+                self.shared.supersede(error)
+                return
+            await asyncio.sleep(pause_s)
+
     async def _watch_leases(self) -> None:
         registry = self.shared.registry
         pause_s = registry.lease_s / 4
         while True:
+            registry.expected_workers = self.scaling.target
             before = time.monotonic()
             await asyncio.sleep(pause_s)
             late_s = time.monotonic() - before - pause_s
@@ -96,17 +127,30 @@ class Coordinator:
             self.counting.expire()
             self.staging.expire()
 
-    async def scale(self, request: ScaleWorkers) -> Scaled:
-        workers = self.shared.config.workers
-        if not workers.min <= request.workers <= workers.max:
-            raise ConfigError(
-                f"workers = {request.workers}: workers.min = {workers.min} and "
-                f"workers.max = {workers.max} bound it; change them in the config"
-            )
-        before, self.target_workers = self.target_workers, request.workers
-        self.shared.on_scale()
-        return Scaled(before=before, target=self.target_workers)
+    def fleet(self, news: FleetNews) -> FleetView:
+        """Takes what the keeper of the fleet knows, and tells it what it needs to know; raises
+        JobHeld once another coordinator owns the job."""
+        if self.shared.superseded is not None:
+            raise self.shared.superseded
+        for worker_id, how in news.ended.items():
+            self.work.ended(worker_id, how)
+        self.work.drain(news.drain)
+        self.scaling.keeper_says(news)
+        registry = self.shared.registry
+        return FleetView(
+            target_workers=self.scaling.target,
+            by_hand=self.scaling.by_hand,
+            workers={w: seat.draining for w, seat in registry.workers.items()},
+            stagers=tuple(registry.stagers),
+        )
+
+    async def fleet_changed(self) -> None:
+        """Returns once the fleet should be looked at, and after KEEP_S in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_S):
+                await self._fleet_changed.wait()
+        self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
-        status = status_of(self.shared) | {"target_workers": self.target_workers}
+        status = status_of(self.shared) | self.scaling.status()
         return StatusReport(status=json.dumps(status))

@@ -102,7 +102,7 @@ class CountingDesk:
 
     def give(self, seat: WorkerSeat) -> list[CountBlock]:
         """More for it to count."""
-        if seat.draining:
+        if seat.draining or not len(self._queue):
             return []
         workers = len(self._shared.registry.usable_workers())
         key = (seat.hello.worker_id, seat.lease)

@@ -12,10 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from dataservice.actors.pack_specs import sample_mark
 from dataservice.errors import HoleBudgetExceeded
 
 FREE_HOLES = 8
 """Holes that a run may have before its share counts."""
+
+
+def hole_key(sample_key: str, image: int | None) -> str:
+    """Of a picture of the sample, or of its record."""
+    return f"{sample_key}#{'record' if image is None else image}"
 
 
 def parts_of(hole_key: str) -> tuple[str, int | None]:
@@ -76,6 +82,8 @@ class HoleLedger:
         self._max_in_a_row = max_in_a_row
         self._holes: dict[str, Hole] = {}
         self._by_sample: dict[str, list[Hole]] = {}
+        self._marks: set[int] = set()
+        """Of the samples that have holes."""
         self._by_shard: Counter[str] = Counter()
         self._packs: set[int] = set()
         self._new_samples: set[str] = set()
@@ -89,6 +97,7 @@ class HoleLedger:
         """A hole of the journal."""
         self._holes[hole.key] = hole
         self._by_sample.setdefault(hole.sample, []).append(hole)
+        self._marks.add(sample_mark(hole.sample))
         self._by_shard[f"{hole.source}/{hole.shard}"] += 1
         self._packs.add(hole.pack_number)
 
@@ -99,6 +108,10 @@ class HoleLedger:
         self.restore(hole)
         self._new_samples.add(hole.sample)
         return True
+
+    def may_be_of(self, marks: Iterable[int]) -> bool:
+        """Whether samples with these marks (`pack_specs.sample_mark`) need a look."""
+        return not self._marks.isdisjoint(marks)
 
     def of_samples(self, samples: Iterable[str]) -> dict[str, str]:
         """Key to reason."""

@@ -6,48 +6,49 @@ itself when it was ours; SIGINT and SIGTERM stop the foreground service in order
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataservice.actors.ray_local import joined_ray
-from dataservice.config import Config, config_to_json
+from dataservice.config import Config
 from dataservice.config.folders import check_service_folders
-from dataservice.core.fleet import workers_at_start
-from dataservice.errors import DeadlineExceeded
+from dataservice.errors import ServiceUnavailable
 
-START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 30.0
+if TYPE_CHECKING:
+    from dataservice.actors.supervisor import Supervisor
+
+CALL_TIMEOUT_S = 30.0
 
 
 class Service:
-    """A running service; made by `running_service`."""
+    """A running service; made by `running_service`. Its methods raise what ended the service, and
+    ServiceUnavailable while its coordinator is being started again."""
 
-    def __init__(self, ray: Any, coordinator: Any, endpoint: str) -> None:
-        self._ray = ray
-        self._coordinator = coordinator
+    def __init__(self, supervisor: Supervisor, endpoint: str) -> None:
+        self._supervisor = supervisor
         self.endpoint = endpoint
 
+    @property
+    def coordinator_restarts(self) -> int:
+        return self._supervisor.restarts
+
     def status(self) -> dict[str, Any]:
-        answer = self._ray.get(self._coordinator.status.remote(), timeout=STOP_TIMEOUT_S)
-        status: dict[str, Any] = json.loads(answer)
+        status: dict[str, Any] = json.loads(self._call("status"))
         return status
 
     def scale(self, workers: int) -> int:
-        """Returns the number of workers that was wanted before."""
-        before: int = self._ray.get(self._coordinator.scale.remote(workers), timeout=STOP_TIMEOUT_S)
+        """0: as many as trainers need. Returns the number of workers that was wanted before."""
+        before: int = self._call("scale", workers)
         return before
 
-    def stop(self) -> None:
-        try:
-            self._ray.get(self._coordinator.stop.remote(), timeout=STOP_TIMEOUT_S)
-        finally:
-            self._ray.kill(self._coordinator)
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._supervisor.check()
+        return self._supervisor.coordinator.call(method, *arguments, timeout_s=CALL_TIMEOUT_S)
 
 
 @contextmanager
@@ -55,48 +56,23 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
     """Serves `config` (whose index must be up to date) until the block ends.
 
     `address`: of a running Ray cluster whose data nodes carry `workers.resource`; None starts a
-    local Ray of our own. The coordinator runs on this machine's node.
+    local Ray of our own. The coordinator runs on this machine's node, and is started again there
+    when it ends.
 
     Raises ConfigError for a folder that cannot be written to.
     """
     check_service_folders(config, is_data_node=address is None)
     workers = config.workers
     cpus = max(2, round(workers.max * workers.num_cpus) + 1)
-    with joined_ray(address, resource=workers.resource, num_cpus=cpus) as ray:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    with joined_ray(address, resource=workers.resource, num_cpus=cpus):
+        from dataservice.actors.supervisor import Supervisor
 
-        from dataservice.actors.ray_actors import CoordinatorActor
-
-        config = sized(config, ray, local=address is None)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        remote = ray.remote(num_cpus=0, scheduling_strategy=here)(CoordinatorActor)
-        coordinator = remote.remote(config_to_json(config))
+        own_cores = len(os.sched_getaffinity(0)) if address is None else None
+        supervisor = Supervisor(config, own_cores=own_cores)
         try:
-            endpoint = ray.get(coordinator.start.remote(), timeout=START_TIMEOUT_S)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except ray.exceptions.GetTimeoutError as error:
-            raise DeadlineExceeded(
-                f"the coordinator did not start within {START_TIMEOUT_S:g} s"
-            ) from error
-        service = Service(ray, coordinator, endpoint)
-        try:
-            yield service
+            yield Service(supervisor, supervisor.start())
         finally:
-            service.stop()
-
-
-def sized(config: Config, ray: Any, *, local: bool) -> Config:
-    """With a number of workers. A Ray of our own does not count cores: it is told what to allow."""
-    workers = config.workers
-    if workers.count is not None:
-        return config
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
-    cores = [int(found.get("CPU", 0)) for found in nodes if found.get(workers.resource, 0) > 0]
-    if local:
-        cores = [len(os.sched_getaffinity(0))]
-    count = workers_at_start(cores, least=workers.min, most=workers.max)
-    return dataclasses.replace(config, workers=dataclasses.replace(workers, count=count))
+            supervisor.stop()
 
 
 def serve_foreground(config: Config, *, address: str | None = None) -> None:
@@ -121,4 +97,7 @@ def serve_foreground(config: Config, *, address: str | None = None) -> None:
         serving = True
         listen()  # ray.init has put its own handlers in place
         while not stopping.wait(1.0):
-            line.show(service.status())
+            try:
+                line.show(service.status())
+            except ServiceUnavailable as error:
+                line.note(str(error))

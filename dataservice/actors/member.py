@@ -18,7 +18,7 @@ from dataservice.rpc.aio import AsyncCoordinatorClient
 
 _LOG = logging.getLogger(__name__)
 
-PULL_WAIT_S = 1.0
+PULL_WAIT_S = 3.0
 """Longest time for which the coordinator may hold a question back."""
 CALL_TIMEOUT_S = 10.0
 RETRY_S = 0.2

@@ -71,7 +71,13 @@ class PlannedStep:
     next_step: StepSettings | None = None
     """Of the step at `next_cursor`; None: nothing is left for one."""
     pack_ids: tuple[str, ...] = ()
+    """On the pipe this and `specs` follow in StepParts."""
     specs: tuple[bytes, ...] = ()
+    """As `pack_specs.packed_spec` makes them."""
+    sample_marks: bytes = b""
+    """Little-endian uint32: `pack_specs.sample_mark` of each sample, pack by pack."""
+    sample_counts: bytes = b""
+    """Samples of each pack."""
     number: bytes = b""
     lane: bytes = b""
     micro_step: bytes = b""
@@ -84,6 +90,11 @@ class PlannedStep:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Source -> reason -> samples that were not packed as they are, of the windows that begin in
     this step."""
+    excluded: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Pack id -> hole keys of its samples that are left out, records and pictures."""
+    steps_skipped: int = 0
+    """That would have come before it."""
+    samples_excluded: int = 0
     loss_tokens: int = 0
     lockstep_cost: int = 0
     lockstep_bound: int = 0
@@ -91,6 +102,14 @@ class PlannedStep:
     moved: int = 0
     moved_bytes: int = 0
     plan_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPart:
+    """Of some packs of a step, in its order."""
+
+    pack_ids: tuple[str, ...]
+    specs: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +182,8 @@ class PlanReply:
 
     info: PlanInfo | None = None
     step: PlannedStep | None = None
+    parts: int = 0
+    """Of the step; a StepPart each follows."""
     needs: LaneNeeds | None = None
     missing: MissingBlocks | None = None
     ahead: MissingBlocks | None = None

@@ -1,15 +1,18 @@
 """The coordinator's end of the pipe to its planning process.
 
 Invariants: requests are answered one at a time in the order asked; a planning process that ends or
-stays silent past the deadline is an error that says so, and the next request starts a new one.
+stays silent past the deadline is an error that says so, and the next request starts a new one; a
+silent one prints its stacks before it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from dataservice import errors
 from dataservice.actors.plan_messages import (
@@ -24,6 +27,7 @@ from dataservice.actors.plan_messages import (
     PlannedStep,
     PlanReply,
     PlanRequest,
+    StepPart,
     StepRequest,
 )
 from dataservice.actors.planner import MAX_MESSAGE_BYTES, PREFIX_BYTES, frame, frame_length
@@ -35,6 +39,12 @@ from dataservice.errors import (
 )
 from dataservice.wire.counting import CountBlock, CountedBlock, Roots
 from dataservice.wire.schema import decode, encode
+
+READ_AHEAD_BYTES = 2 << 20
+"""Of the pipe."""
+ABORT_S = 2.0
+"""For a planning process to print its stacks."""
+Message = TypeVar("Message")
 
 
 class BlocksMissing(Exception):
@@ -155,11 +165,14 @@ class PlannerProcess:
     async def _started(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            "-X",
+            "faulthandler",  # SIGABRT prints all stacks
             "-m",
             "dataservice.actors.planner",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
+            limit=READ_AHEAD_BYTES,
         )
 
     async def _exchange(
@@ -171,19 +184,19 @@ class PlannerProcess:
             async with asyncio.timeout(self._deadline_s):
                 process.stdin.write(frame(encode(request, max_bytes=MAX_MESSAGE_BYTES)))
                 await process.stdin.drain()
-                prefix = await process.stdout.readexactly(PREFIX_BYTES)
-                payload = await process.stdout.readexactly(frame_length(prefix))
+                reply = await _message(PlanReply, process.stdout)
+                return reply if reply.step is None else await _whole(reply, process.stdout)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             code = await process.wait()
             raise ServiceUnavailable(
                 f"the planning process ended with code {code}; its log says why"
             ) from error
         except TimeoutError as error:
-            process.kill()
+            await _abort(process)
             raise DeadlineExceeded(
-                f"the coordinator waited {self._deadline_s:g} s for the planning process"
+                f"the coordinator waited {self._deadline_s:g} s for the planning process, whose "
+                "stacks are in the log"
             ) from error
-        return decode(PlanReply, payload, max_bytes=MAX_MESSAGE_BYTES)
 
     async def close(self) -> None:
         self._closed = True
@@ -199,3 +212,34 @@ class PlannerProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _message(kind: type[Message], pipe: asyncio.StreamReader) -> Message:
+    prefix = await pipe.readexactly(PREFIX_BYTES)
+    payload = await pipe.readexactly(frame_length(prefix))
+    return decode(kind, payload, max_bytes=MAX_MESSAGE_BYTES)
+
+
+async def _whole(reply: PlanReply, pipe: asyncio.StreamReader) -> PlanReply:
+    """With the parts of its step, between which the event loop does other work."""
+    assert reply.step is not None
+    pack_ids: list[str] = []
+    specs: list[bytes] = []
+    for number in range(reply.parts):
+        if number:
+            await asyncio.sleep(0)
+        part = await _message(StepPart, pipe)
+        pack_ids += part.pack_ids
+        specs += part.specs
+    return replace(reply, step=replace(reply.step, pack_ids=tuple(pack_ids), specs=tuple(specs)))
+
+
+async def _abort(process: asyncio.subprocess.Process) -> None:
+    """It prints its stacks, if it still can, and ends."""
+    process.send_signal(signal.SIGABRT)
+    try:
+        async with asyncio.timeout(ABORT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

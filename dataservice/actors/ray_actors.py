@@ -6,22 +6,24 @@ import asyncio
 import logging
 import os
 import threading
-from pathlib import Path
-from typing import Any
 
 import ray
 
 from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
+from dataservice.actors.quiet_gc import keep_gc_quiet
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
+from dataservice.actors.watchdog import keep_beating, watched
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
-JOURNAL = "coordinator.journal"
+COORDINATOR_STILL_S = 20.0
+"""Its event loop may stand still for so long; then it says where and ends, to be started again."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -36,61 +38,74 @@ def advertised_host(host: str) -> str | None:
 
 
 class CoordinatorActor:
-    """An asyncio actor: the coordinator, its server and the fleet keeper share its event loop."""
+    """An asyncio actor: the coordinator and its server share its event loop."""
 
     def __init__(self, config_json: str) -> None:
         _log_to_stderr("INFO")
         self._config: Config = config_from_json(config_json)
         self._coordinator: Coordinator | None = None
         self._server: RunningServer | None = None
-        self._fleet: Any = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._beating: asyncio.Future[None] | None = None
 
-    async def start(self) -> str:
-        """Returns the endpoint once control calls are answered."""
-        from dataservice.actors.ray_fleet import RayFleet
-
+    async def start(self, port: int | None) -> str:
+        """Returns the endpoint once control calls are answered; `port` in place of the config's."""
         config = self._config
-        state = Path(config.state_dir)
-        state.mkdir(parents=True, exist_ok=True)
-        log = StateLog(str(state / JOURNAL))
+        self._beating = asyncio.ensure_future(keep_beating(COORDINATOR_STILL_S))
+        log = await asyncio.to_thread(open_state, config)
         self._coordinator = Coordinator(config, PlannerProcess(), log)
         serving = config.serving
         self._server = await start_server(
             coordinator=self._coordinator,
-            bind=f"{serving.host}:{serving.port}",
+            bind=f"{serving.host}:{serving.port if port is None else port}",
             insecure=serving.insecure,
         )
         host = advertised_host(serving.host) or self._server.host
         endpoint = f"{host}:{self._server.port}"
+        if log.ownership is not None:
+            log.ownership.endpoint = endpoint
         await self._coordinator.start()
-        self._fleet = RayFleet(self._coordinator, config, endpoint)
-        self._keeper = asyncio.ensure_future(self._fleet.keep())
+        keep_gc_quiet()
         return endpoint
 
-    async def status(self) -> str:
+    @property
+    def coordinator(self) -> Coordinator:
         assert self._coordinator is not None
-        return (await self._coordinator.get_status(GetStatus())).status
+        return self._coordinator
+
+    async def status(self) -> str:
+        return (await self.coordinator.get_status(GetStatus())).status
 
     async def scale(self, workers: int) -> int:
         """Returns the target before."""
-        assert self._coordinator is not None
-        return (await self._coordinator.scale(ScaleWorkers(workers=workers))).before
+        return (await self.coordinator.scale(ScaleWorkers(workers=workers))).before
+
+    async def fleet(self, news: FleetNews) -> FleetView:
+        return self.coordinator.fleet(news)
+
+    async def fleet_changed(self) -> None:
+        await self.coordinator.fleet_changed()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def wind_down(self) -> None:
+        """Turns health to NOT_SERVING; no more steps are handed out."""
+        if self._server is not None:
+            await self._server.turn_away()
+        self.coordinator.wind_down()
 
     async def stop(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._fleet is not None:
-            await self._fleet.stop()
         if self._server is not None:
             await self._server.stop(1.0)
         if self._coordinator is not None:
             await self._coordinator.stop()
+        if self._beating is not None:
+            self._beating.cancel()
 
 
 class WorkerActor:
-    """In a process of its own, which ends past `memory_bytes`."""
+    """In a process of its own, which ends past `memory_bytes`. `node`: "" for whichever it comes up
+    on."""
 
     def __init__(
         self,
@@ -101,21 +116,25 @@ class WorkerActor:
         bind: str,
         insecure: bool,
         memory_bytes: int | None,
+        still_s: float,
     ) -> None:
+        """`still_s`: its event loop may stand still for so long."""
         _log_to_stderr()
         worker_memory.install(memory_bytes)
+        self._still_s = still_s
         host = bind.rpartition(":")[0]
+        self._node = node or ray.get_runtime_context().get_node_id()
         self._worker = Worker(
             coordinator=coordinator,
             worker_id=worker_id,
-            node=node,
+            node=self._node,
             bind=bind,
             advertise=advertised_host(host),
             insecure=insecure,
         )
 
     def run(self) -> None:
-        asyncio.run(self._worker.run())
+        asyncio.run(watched(self._worker.run(), still_s=self._still_s))
 
     def stop(self) -> None:
         self._worker.stop()
@@ -123,20 +142,27 @@ class WorkerActor:
     def pid(self) -> int:
         return os.getpid()
 
+    def node(self) -> str:
+        """That it came up on."""
+        return self._node
+
     def threads(self) -> list[str]:
         """Names of the live threads, for leak checks."""
         return [thread.name for thread in threading.enumerate()]
 
 
 class StagerActor:
-    def __init__(self, *, coordinator: str, node: str, host: str, config_json: str) -> None:
+    def __init__(
+        self, *, coordinator: str, node: str, host: str, config_json: str, still_s: float
+    ) -> None:
         _log_to_stderr()
+        self._still_s = still_s
         self._stager = Stager(
             coordinator=coordinator, node=node, host=host, config_json=config_json
         )
 
     def run(self) -> None:
-        asyncio.run(self._stager.run())
+        asyncio.run(watched(self._stager.run(), still_s=self._still_s))
 
     def stop(self) -> None:
         self._stager.stop()

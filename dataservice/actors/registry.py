@@ -10,16 +10,21 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
+import msgspec
+
+from dataservice.core.spreading import lease_of
 from dataservice.errors import LeaseLost
 from dataservice.wire.messages import PullWork, RegisterWorker
 from dataservice.wire.staging import PullStaging, RegisterStager
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A pack that a worker was given; there are a hundred thousand, and the garbage collector need
+    not look at them."""
+
     sequence: int
     session: int
     step: int
@@ -32,12 +37,18 @@ class WorkerSeat:
     hello: RegisterWorker
     lease: int
     heard: float
+    lease_s: float
+    """As the worker was told."""
     queue: deque[Entry] = field(default_factory=deque)
     stats: PullWork | None = None
     draining: bool = False
+    builds_alone: str = ""
+    """Id of the pack that it builds alone, since it said so; "" while there is none."""
 
-    def entries_after(self, sequence: int, session: int) -> Iterator[Entry]:
-        return (e for e in self.queue if e.sequence > sequence and e.session == session)
+    def entries_after(self, sequence: int, session: int) -> list[Entry]:
+        """In their order; costs no more than they are, for sequence numbers rise."""
+        new = list(takewhile(lambda entry: entry.sequence > sequence, reversed(self.queue)))
+        return [entry for entry in reversed(new) if entry.session == session]
 
 
 @dataclass(slots=True)
@@ -51,6 +62,8 @@ class StagerSeat:
 class Registry:
     def __init__(self, *, lease_s: float, stager_lease_s: float) -> None:
         self.lease_s = lease_s
+        """The least; those of many workers are longer."""
+        self.expected_workers = 0
         self.stager_lease_s = stager_lease_s
         self.workers: dict[str, WorkerSeat] = {}
         self.stagers: dict[str, StagerSeat] = {}
@@ -58,7 +71,13 @@ class Registry:
         self._sequences = itertools.count(1)
 
     def seat_worker(self, hello: RegisterWorker) -> WorkerSeat:
-        seat = WorkerSeat(hello=hello, lease=next(self._leases), heard=time.monotonic())
+        count = max(self.expected_workers, len(self.workers) + 1)
+        seat = WorkerSeat(
+            hello=hello,
+            lease=next(self._leases),
+            heard=time.monotonic(),
+            lease_s=lease_of(count, self.lease_s),
+        )
         self.workers[hello.worker_id] = seat
         return seat
 
@@ -87,8 +106,8 @@ class Registry:
         self.workers[worker_id].queue.append(entry)
 
     def expired_workers(self) -> list[str]:
-        limit = time.monotonic() - self.lease_s
-        return [w for w, seat in self.workers.items() if seat.heard < limit]
+        now = time.monotonic()
+        return [w for w, seat in self.workers.items() if seat.heard < now - seat.lease_s]
 
     def expired_stagers(self) -> list[str]:
         limit = time.monotonic() - self.stager_lease_s
@@ -105,5 +124,7 @@ class Registry:
         """Sorted ids of those that take new packs."""
         return sorted(w for w, seat in self.workers.items() if not seat.draining)
 
-    def endpoints(self) -> dict[str, str]:
-        return {w: seat.hello.endpoint for w, seat in self.workers.items()}
+    def endpoint_of(self, worker_id: str | None) -> str | None:
+        """None of a worker that is not alive."""
+        seat = self.workers.get(worker_id) if worker_id is not None else None
+        return seat.hello.endpoint if seat is not None else None

@@ -1,28 +1,23 @@
 """Sessions: one start of the trainer each, in which all ranks read the same plan from one cursor.
 
-Invariants: a state goes on exactly or is refused with both values and the remedy; a rank is no
-further than the slowest of its peers; a step is forgotten once every rank is past it.
+Invariants: a rank is no further than the slowest of its peers; a step is forgotten once every rank
+is past it.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dataservice.actors.plan_messages import PlanInfo
-from dataservice.actors.policies import check_policy, decoder_and_policy
 from dataservice.actors.steps import ActiveStep
-from dataservice.core.limits import MAX_STEP_PACKS
 from dataservice.core.plan.check import check_step
 from dataservice.core.settings import Grid
-from dataservice.errors import ConfigError, DataServiceError, ResumeRefused
+from dataservice.errors import ConfigError, DataServiceError
 from dataservice.wire.messages import CursorState, OpenSession, ResumeState
 
-STATE_VERSION = 2
 MAX_PEERS = 4096
-LARGEST_COUNT = 1 << 40
-"""Steps, packs, windows and samples that no run reaches."""
 
 
 def grid_of(request: OpenSession) -> Grid:
@@ -46,152 +41,6 @@ def grid_of(request: OpenSession) -> Grid:
     )
     check_step(grid)
     return grid
-
-
-def check_state(state: ResumeState, *, grid: Grid, job: str, plan: PlanInfo, built_by: str) -> None:
-    """Raises ResumeRefused, with both values and the remedy, when `state` cannot go on exactly.
-
-    A state of another plan goes on when the plans agree in its phase and it was saved between
-    steps.
-    """
-
-    def refuse(what: str, saved: object, now: object, remedy: str) -> None:
-        raise ResumeRefused(f"the saved state has {what} {saved}, this service {now}: {remedy}")
-
-    if state.version != STATE_VERSION:
-        refuse("version", state.version, STATE_VERSION, "resume with the version that saved it")
-    if state.job != job:
-        refuse("job", state.job, job, "connect to the service of that job")
-    _check_values(state)
-    cursor = state.cursor
-    same_phase = plan.phase_digests[cursor.phase : cursor.phase + 1] == (cursor.phase_digest,)
-    if state.plan_digest != plan.digest and not same_phase:
-        refuse(
-            "plan digest",
-            state.plan_digest,
-            plan.digest,
-            "serve with the config, seed and data that it was saved with; "
-            f"{_new_phase(state, plan)}; or start a new run without a state",
-        )
-    if state.plan_digest != plan.digest and state.micro_step:
-        refuse(
-            "plan digest",
-            state.plan_digest,
-            plan.digest,
-            f"it was saved inside step {cursor.step} (micro-step {state.micro_step}), where a "
-            "plan cannot be changed; use a state that was saved between steps",
-        )
-    _check_shape(state, plan)
-    saved_decoder, saved_policy = decoder_and_policy(state.decoder)
-    decoder, policy = decoder_and_policy(built_by)
-    check_policy(saved=saved_policy, now=policy, what="the saved state")
-    if saved_decoder != decoder:
-        refuse(
-            "decoder",
-            saved_decoder,
-            decoder,
-            "install the same image libraries, because other builds may decode other pixels, "
-            "or start a new run without a state",
-        )
-    saved = (state.dp_size, state.micro_steps, state.packs_per_cell)
-    now = (grid.dp_size, grid.micro_steps, grid.packs_per_cell)
-    if state.micro_step and saved != now:
-        refuse(
-            "(dp_size, micro_steps, packs_per_cell)",
-            saved,
-            now,
-            f"it was saved inside step {state.cursor.step} (micro-step {state.micro_step}); "
-            "use the same sizes, or a state that was saved between steps",
-        )
-
-
-def _damaged(what: str, saved: object, expected: str) -> ResumeRefused:
-    return ResumeRefused(
-        f"the saved state has {what} {saved}, should be {expected}: it is damaged or was changed; "
-        "resume from another checkpoint, or start a new run without a state"
-    )
-
-
-def _check_values(state: ResumeState) -> None:
-    """What no service can have saved, whatever its plan."""
-    cursor = state.cursor
-    sizes = {
-        "dp_size": state.dp_size,
-        "micro_steps": state.micro_steps,
-        "packs_per_cell": state.packs_per_cell,
-    }
-    for name, size in sizes.items():
-        if not 1 <= size <= MAX_STEP_PACKS:
-            raise _damaged(name, size, f"from 1 to {MAX_STEP_PACKS}")
-    if not 0 <= state.micro_step < state.micro_steps:
-        raise _damaged("micro_step", state.micro_step, f"from 0 to {state.micro_steps - 1}")
-    for lane, place in enumerate(cursor.lanes):
-        if len(place) != 2:
-            raise _damaged(f"lanes[{lane}]", list(place), "a window and an offset in it")
-    counts = {
-        "step": (cursor.step,),
-        "phase": (cursor.phase,),
-        "next_pack": cursor.next_pack,
-        "lanes": tuple(number for place in cursor.lanes for number in place),
-        "next_lane": cursor.next_lane,
-    }
-    for name, numbers in counts.items():
-        for number in numbers:
-            if not 0 <= number < LARGEST_COUNT:
-                raise _damaged(name, number, f"from 0 to {LARGEST_COUNT - 1}")
-    for home in cursor.lane_homes:
-        if not -1 <= home < MAX_STEP_PACKS:
-            raise _damaged("lane_homes", home, f"from -1 to {MAX_STEP_PACKS - 1}")
-    per_node = cursor.ranks_per_node
-    if per_node < 0 or (state.micro_step and per_node and state.dp_size % per_node):
-        raise _damaged("ranks_per_node", per_node, f"0 or a divisor of dp_size {state.dp_size}")
-
-
-def _check_shape(state: ResumeState, plan: PlanInfo) -> None:
-    """Of a state of this plan, or of one that agrees with it in the state's phase."""
-    cursor = state.cursor
-    if plan.phase_digests[cursor.phase : cursor.phase + 1] != (cursor.phase_digest,):
-        raise _damaged(
-            "phase", f"{cursor.phase} of digest {cursor.phase_digest}", "one of the plan's"
-        )
-    streams = len(plan.stream_lanes)
-    for name, found, expected in (
-        ("next_pack", cursor.next_pack, streams),
-        ("next_lane", cursor.next_lane, streams),
-        ("lanes", cursor.lanes, plan.num_lanes),
-        ("lane_homes", cursor.lane_homes, plan.num_lanes),
-    ):
-        if len(found) != expected:
-            raise _damaged(f"{len(found)} values in", name, f"{expected}")
-    for lane, num_lanes in zip(cursor.next_lane, plan.stream_lanes, strict=True):
-        if lane >= num_lanes:
-            raise _damaged("next_lane", lane, f"from 0 to {num_lanes - 1}")
-
-
-def _new_phase(state: ResumeState, plan: PlanInfo) -> str:
-    """How to go on from a state with other settings, in words."""
-    cursor = state.cursor
-    if sum(plan.stream_lanes) != len(cursor.lanes) or len(plan.stream_lanes) != len(
-        cursor.next_pack
-    ):
-        return (
-            f"for other settings from here on, begin with lanes as they were ({len(cursor.lanes)} "
-            f"in all, this plan has {sum(plan.stream_lanes)})"
-        )
-    ends, lane = [], 0
-    for count, firsts in zip(plan.stream_lanes, plan.phase_windows, strict=True):
-        places = cursor.lanes[lane : lane + count]
-        begun = max(window + (offset > 0) for window, offset in places)
-        ends.append(begun - max(first for first in firsts if first <= begun))
-        lane += count
-    names = ("windows", "vision_windows")
-    given = ", ".join(f"{name}: {end}" for name, end in zip(names, ends, strict=False))
-    return (
-        f"for other settings from here on, leave phase {cursor.phase} of the plan and its lanes "
-        f"and window as they were, end it in plan.phases with `{given}` (with `packs: "
-        f"{sum(cursor.next_pack)}` besides it is cut here at once) and put a phase with the new "
-        "settings behind it"
-    )
 
 
 @dataclass(slots=True)
@@ -270,16 +119,15 @@ class Session:
             RankProgress(done=max(first, (cursor.step, 0)), heard=now, peers=self.peers)
             for _ in range(self.grid.dp_size)
         ]
+        self._ranks_at = Counter({self.ranks[0].done[0]: self.grid.dp_size})
+        """Step -> ranks that are in it, so that a call of one rank looks at no other."""
+        self.done_step = self.ranks[0].done[0]
+        """Every rank has been given all steps before this one."""
         self.failure: DataServiceError | None = None
 
     @property
     def next_step(self) -> int:
         return self.next_cursor.step
-
-    @property
-    def done_step(self) -> int:
-        """Every rank has been given all steps before this one."""
-        return min(rank.done[0] for rank in self.ranks)
 
     @property
     def held_step(self) -> int:
@@ -309,8 +157,15 @@ class Session:
             raise ConfigError(f"dp_rank = {dp_rank}: this session has {self.grid.dp_size} ranks")
         if not 0 <= peer < self.peers:
             raise ConfigError(f"peer = {peer}: ranks of this session have {self.peers} peers")
-        before = self.done_step
-        self.ranks[dp_rank].note(peer, done, waited_s, closing=closing)
+        rank, before = self.ranks[dp_rank], self.done_step
+        was = rank.done[0]
+        rank.note(peer, done, waited_s, closing=closing)
+        if rank.done[0] > was:
+            self._ranks_at[rank.done[0]] += 1
+            self._ranks_at[was] -= 1
+            if not self._ranks_at[was]:
+                del self._ranks_at[was]
+                self.done_step = min(self._ranks_at)
         moved = self.done_step > before
         if moved:
             for step in [s for s in self.steps if s < self.held_step]:

@@ -15,7 +15,8 @@ from dataclasses import replace
 from dataservice.actors.gathering import Gathering
 from dataservice.actors.plan_messages import StepRequest
 from dataservice.actors.policies import check_policy, decoder_and_policy
-from dataservice.actors.session import Session, check_state
+from dataservice.actors.resuming import check_excluded, check_state
+from dataservice.actors.session import Session
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.work_desk import WorkDesk
@@ -41,6 +42,8 @@ from dataservice.wire.messages import (
 
 _LOG = logging.getLogger(__name__)
 
+STEPS, PROGRESS = "a step is handed out", "every rank has moved on"
+"""Topics of changes; that of a worker's packs is its id."""
 PLANNER_RESTARTS = 3
 """So often may the planning process end, or stay silent, in one session before it fails."""
 
@@ -81,6 +84,13 @@ class SessionDesk:
                 now=self._shared.config.errors.bad_image,
                 what=f"run {saved.run_id}",
             )
+            check_excluded(
+                saved=saved.excluded,
+                exclude=self._shared.config.exclude,
+                last_step=saved.planned_until - 1,
+                what=f"run {saved.run_id}",
+                elsewhere="restart the trainers from a checkpoint of an earlier step",
+            )
         except ResumeRefused as error:
             self._shared.fail(session, error)
             return
@@ -89,6 +99,7 @@ class SessionDesk:
 
     async def open_session(self, request: OpenSession) -> SessionOpened:
         plan = self._shared.plan
+        self._shared.check_open()
         if request.job != self._shared.config.job:
             raise ConfigError(
                 f"job = {request.job!r}: this service runs job {self._shared.config.job!r}; "
@@ -119,19 +130,25 @@ class SessionDesk:
                     job=self._shared.config.job,
                     plan=plan,
                     built_by=self._shared.built_by,
+                    exclude=self._shared.config.exclude,
                 )
             except DataServiceError as error:
                 gathering.refused = error
-        gathering.join(request)
+        try:
+            gathering.join(request)
+        except DataServiceError:
+            self._shared.changes.notify()  # the others are refused, too
+            raise
         if gathering.complete(self._patience_s) and await self._decoder_known(until):
             if self._gathering is gathering:
                 self._open(gathering)
-        self._shared.changes.notify()
+                self._shared.changes.notify()
         while self._shared.session is None or self._shared.session.run_id != request.run_id:
             if gathering.refused is not None:
                 raise gathering.refused
             if not await self._shared.changes.wait(until):
                 return self._not_ready(gathering)
+            self._shared.check_open()
             if request.run_id in self._shared.log.fenced_runs:
                 raise self._fenced(request)
         return self._opened(self._shared.session, request)
@@ -259,21 +276,22 @@ class SessionDesk:
         self._work.complain(request.failed)
         until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
         while True:
+            self._shared.check_open()
             found = self._cells(session, request)
             ended = 0 <= session.end_step <= request.first_step
             if found or ended:
                 return Steps(steps=tuple(found), end_step=session.end_step)
-            if not await self._shared.changes.wait(until):
+            if not await self._shared.changes.wait(until, STEPS):
                 why = self._blocked_by(session, request.first_step)
                 return Steps(steps=(), end_step=session.end_step, blocked_by=why)
             session = self._shared.current(request.session)
 
     def _cells(self, session: Session, request: GetSteps) -> list[StepCells]:
-        endpoints = self._shared.registry.endpoints()
+        endpoint_of = self._shared.registry.endpoint_of
         found: list[StepCells] = []
         for step in range(request.first_step, request.first_step + request.count):
             active = session.steps.get(step)
-            cells = active.cells_of(request.dp_rank, endpoints) if active is not None else None
+            cells = active.cells_of(request.dp_rank, endpoint_of) if active is not None else None
             if cells is None:
                 break
             found.append(cells)
@@ -299,19 +317,22 @@ class SessionDesk:
     def _note_progress(
         self, session: Session, request: GetSteps | Progress, *, closing: bool = False
     ) -> None:
+        self._shared.waits.note(
+            session.generation, request.dp_rank, request.peer, request.waited_workers_s
+        )
         done = (request.done_step, request.done_micro_step)
         if session.progress(request.dp_rank, request.peer, done, request.waited_s, closing=closing):
             oldest = session.steps.get(session.done_step)
             if oldest is not None:
                 self._shared.log.done(oldest.cursor)
-            self._shared.changes.notify()
+            self._shared.changes.notify(PROGRESS)
 
     # ---- planning ----------------------------------------------------------------------------
 
     async def _plan_ahead(self, session: Session) -> None:
         lost = 0
         try:
-            while session.end_step < 0:
+            while session.end_step < 0 and not self._shared.winding_down:
                 limit = session.done_step + self._shared.config.serving.plan_ahead_steps
                 if session.next_step >= limit:
                     await self._shared.changes.wait(time.monotonic() + MAX_WAIT_S)
@@ -354,7 +375,8 @@ class SessionDesk:
             session.end_step = cursor.step
             self._shared.changes.notify()
             return
-        self._shared.log.placement(cursor)
+        self._shared.log.placement(cursor, self._shared.config.exclude)
+        cursor = replace(cursor, excluded=planned.next_cursor.excluded)
         active = ActiveStep(cursor, planned, session.grid, patch_bytes=self._patch_bytes)
         self._shared.holes.planned_samples += planned.num_samples
         for source, counts in planned.counts.items():
@@ -362,11 +384,13 @@ class SessionDesk:
         self._shared.counters["steps_planned"] += 1
         self._shared.counters["plan_ms"] += round(planned.plan_s * 1000)
         self._shared.counters["packs_moved"] += planned.moved
+        self._shared.counters["steps_skipped"] += planned.steps_skipped
+        self._shared.counters["samples_excluded"] += planned.samples_excluded
         self._shared.counters["moved_bytes"] += planned.moved_bytes
         session.steps[cursor.step] = active
         session.next_cursor = planned.next_cursor
-        self._work.assign(session, active, active.order.tolist())
-        self._shared.changes.notify()
+        await self._work.dealer.deal_step(session, active)
+        self._shared.changes.notify(STEPS, *self._shared.registry.workers)
 
     def _lane_homes(self, session: Session) -> tuple[int, ...]:
         """Node number (dp_rank // ranks_per_node) of each lane's data node, -1 = holds no ranks."""

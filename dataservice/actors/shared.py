@@ -17,10 +17,12 @@ from dataservice.actors.session import Session
 from dataservice.actors.state_log import StateLog
 from dataservice.actors.steps import ActiveStep
 from dataservice.actors.waiting import Changes
+from dataservice.actors.waits import Waits
 from dataservice.config import Config, config_to_json
 from dataservice.errors import (
     DataServiceError,
     DeadlineExceeded,
+    JobHeld,
     ServiceUnavailable,
     SessionFenced,
     StorageError,
@@ -48,6 +50,7 @@ class Shared:
             max_in_a_row=config.errors.max_holes_in_a_row,
         )
         self.quarantine = Quarantine(Path(config.state_dir) / QUARANTINE, self.holes)
+        self.waits = Waits()
         self.counters: Counter[str] = Counter()
         self.sample_counts: dict[str, Counter[str]] = {}
         """Source -> reason of core.tables.REASONS -> samples that were not packed as they are, of
@@ -60,8 +63,12 @@ class Shared:
         """Data node of each lane; empty while there is none."""
         self.planning_waits = ""
         """What the step that is being planned waits for, in words; "" while it does not."""
+        self.winding_down = False
+        """True: no more steps are planned or handed out, because the service is being stopped."""
         self.on_scale: Callable[[], None] = lambda: None
         """Called when the set of workers or stagers should be looked at."""
+        self.superseded: JobHeld | None = None
+        """Set once another coordinator owns `state_dir`: nothing is handed out any more."""
 
     @property
     def built_by(self) -> str:
@@ -72,7 +79,33 @@ class Shared:
     def plan(self) -> PlanInfo:
         if self.info is None:
             raise ServiceUnavailable("the coordinator is still opening its index")
+        self.check_ownership()
         return self.info
+
+    def check_ownership(self) -> None:
+        """Raises ServiceUnavailable, so that clients look for the coordinator that owns the job."""
+        if self.superseded is None and self.log.ownership is not None:
+            try:
+                self.log.ownership.check_if_old()
+            except JobHeld as error:
+                self.supersede(error)
+        if self.superseded is not None:
+            raise ServiceUnavailable(str(self.superseded))
+
+    def supersede(self, error: JobHeld) -> None:
+        if self.superseded is None:
+            _LOG.error("%s", error)
+            self.superseded = error
+            self.changes.notify()
+            self.on_scale()
+
+    def check_open(self) -> None:
+        """Raises ServiceUnavailable once the service is being stopped."""
+        if self.winding_down:
+            raise ServiceUnavailable(
+                "the service is being stopped and hands out no more steps; it goes on from here "
+                "when it is served again with the same state_dir"
+            )
 
     def current(self, generation: int) -> Session:
         """The open session, if it is the caller's; raises what the caller must be told if not."""
@@ -88,6 +121,9 @@ class Shared:
         return session
 
     def fail(self, session: Session, error: DataServiceError) -> None:
+        if isinstance(error, JobHeld):
+            self.supersede(error)  # the session is well, at another coordinator
+            return
         _LOG.error("session %d failed: %s", session.generation, error)
         if isinstance(error, ServiceUnavailable | DeadlineExceeded | StorageError):
             error = DataServiceError(str(error))  # those say "try again", and this is final

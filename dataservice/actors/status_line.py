@@ -31,7 +31,9 @@ class StatusLine:
         self._live.stop()
 
     def show(self, status: dict[str, Any]) -> None:
-        text = self._text(status)
+        self.note(self._text(status))
+
+    def note(self, text: str) -> None:
         now = time.monotonic()
         if self._console.is_terminal:
             self._live.update(text, refresh=True)

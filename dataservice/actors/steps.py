@@ -5,14 +5,19 @@ Invariants: the placement never changes once made; only the worker of a pack may
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 import numpy as np
 
-from dataservice.actors.holes import parts_of
+from dataservice.actors.holes import hole_key, parts_of
+from dataservice.actors.pack_specs import spec_of
 from dataservice.actors.plan_messages import PlannedStep
-from dataservice.core.packspec import TOKEN_BYTES, PackSpec
+from dataservice.core.exclusions import EXCLUDED
+from dataservice.core.packspec import TOKEN_BYTES
 from dataservice.core.settings import Grid
+from dataservice.core.suspicion import Suspicion
 from dataservice.wire.messages import CursorState, PackPlace, StepCells
-from dataservice.wire.schema import decode
 
 HEADER_BYTES = 4096
 
@@ -37,19 +42,27 @@ class ActiveStep:
         num_packs = len(self.micro_step)
         self.worker: list[str | None] = [None] * num_packs
         """Id of the worker that builds pack i."""
-        self.suspects: set[int] = set()
-        """Packs that a worker had not finished when it ended without a word."""
-        self.order = np.lexsort((np.arange(num_packs), self.dp_rank, self.micro_step))
+        self.orphaned = False
+        """Whether some packs have no worker because there was none."""
+        self.suspicions: dict[int, Suspicion] = {}
+        """Of packs that a worker may have been building when it ended without a word."""
+        cell = self.micro_step * grid.dp_size + self.dp_rank
+        self.order: list[int] = np.argsort(cell, kind="stable").tolist()
         """Packs by (micro-step, rank): the order of need."""
-        cell = self.micro_step[self.order] * grid.dp_size + self.dp_rank[self.order]
-        starts = np.searchsorted(cell, np.arange(grid.dp_size * grid.micro_steps + 1))
-        self._in_order: list[int] = self.order.tolist()
-        self._cell_starts: list[int] = starts.tolist()
-        images = np.zeros((grid.micro_steps, grid.dp_size), dtype=np.int64)
-        np.add.at(images, (self.micro_step, self.dp_rank), self.num_images)
-        self._images = images
-        self._sample_keys: dict[int, list[str]] = {}
-        self._by_id = {pack_id: i for i, pack_id in enumerate(planned.pack_ids)}
+        num_cells = grid.dp_size * grid.micro_steps
+        counts = np.bincount(cell, minlength=num_cells)
+        self._cell_starts: list[int] = [0, *np.cumsum(counts).tolist()]
+        images = np.zeros(num_cells, dtype=np.int64)
+        np.add.at(images, cell, self.num_images)
+        self._images = images.reshape(grid.micro_steps, grid.dp_size)
+        self._ranks_without_images = tuple((self._images == 0).sum(axis=1).tolist())
+        self._marks = np.frombuffer(planned.sample_marks, dtype="<u4")
+        counts = np.frombuffer(planned.sample_counts, dtype="<i8")
+        self._mark_starts = np.concatenate([[0], np.cumsum(counts)])
+
+    @cached_property
+    def _by_id(self) -> dict[str, int]:
+        return {pack_id: i for i, pack_id in enumerate(self.planned.pack_ids)}
 
     @property
     def step(self) -> int:
@@ -65,17 +78,32 @@ class ActiveStep:
     def size_bytes(self, i: int) -> int:
         return int(self._size_bytes[i])
 
+    def sample_marks(self, i: int) -> list[int]:
+        """`pack_specs.sample_mark` of each sample of pack i, at hand without its spec."""
+        marks: list[int] = self._marks[self._mark_starts[i] : self._mark_starts[i + 1]].tolist()
+        return marks
+
     def sample_keys(self, i: int) -> list[str]:
-        """Of the samples of pack i; read from its spec when they are first asked for."""
-        if i not in self._sample_keys:
-            spec = decode(PackSpec, self.planned.specs[i])
-            self._sample_keys[i] = [item.key for item in spec.items]
-        return self._sample_keys[i]
+        """Of the samples of pack i."""
+        return [item.key for item in spec_of(self.planned.specs[i]).items]
+
+    def hole_keys(self, i: int) -> list[str]:
+        """Of all that pack i is made of: its records and their pictures."""
+        keys: dict[str, None] = {}
+        for item in spec_of(self.planned.specs[i]).items:
+            keys[hole_key(item.key, None)] = None
+            keys.update((hole_key(item.key, number), None) for number in range(len(item.images)))
+        return list(keys)
+
+    def excluded(self, i: int) -> dict[str, str]:
+        """Hole key to reason, of the samples of pack i that are left out on purpose."""
+        keys = self.planned.excluded.get(self.planned.pack_ids[i], ())
+        return dict.fromkeys(keys, EXCLUDED)
 
     def place_of(self, i: int, hole_key: str) -> tuple[str, str]:
         """(member, archive) of a picture of pack i; empty for a record."""
         sample, number = parts_of(hole_key)
-        spec = decode(PackSpec, self.planned.specs[i])
+        spec = spec_of(self.planned.specs[i])
         for item in spec.items:
             if item.key == sample and number is not None and number < len(item.images):
                 image = item.images[number]
@@ -84,15 +112,17 @@ class ActiveStep:
 
     def packs_of_cell(self, micro_step: int, dp_rank: int) -> list[int]:
         cell = micro_step * self.grid.dp_size + dp_rank
-        return self._in_order[self._cell_starts[cell] : self._cell_starts[cell + 1]]
+        return self.order[self._cell_starts[cell] : self._cell_starts[cell + 1]]
 
-    def cells_of(self, dp_rank: int, endpoints: dict[str, str]) -> StepCells | None:
-        """None while a pack of this rank has no live worker. `endpoints`: worker id -> endpoint."""
+    def cells_of(
+        self, dp_rank: int, endpoint_of: Callable[[str | None], str | None]
+    ) -> StepCells | None:
+        """None while a pack of this rank has no live worker. `endpoint_of` a worker's id."""
         cells: list[tuple[PackPlace, ...]] = []
         for micro_step in range(self.grid.micro_steps):
             places: list[PackPlace] = []
             for i in self.packs_of_cell(micro_step, dp_rank):
-                endpoint = endpoints.get(self.worker[i] or "")
+                endpoint = endpoint_of(self.worker[i])
                 if endpoint is None:
                     return None
                 places.append(
@@ -112,6 +142,6 @@ class ActiveStep:
             settings=self.planned.settings,
             next_step=self.planned.next_step,
             loss_tokens=self.planned.loss_tokens,
-            num_images=tuple(int(n) for n in self._images[:, dp_rank]),
-            ranks_without_images=tuple(int(n) for n in (self._images == 0).sum(axis=1)),
+            num_images=tuple(self._images[:, dp_rank].tolist()),
+            ranks_without_images=self._ranks_without_images,
         )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
 
 _LOG = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+ANYTHING = ""
+"""The topic of those who wait for any change."""
+AT_ONCE = 2
+"""Waiters that are woken in one turn of the event loop, which takes one new call a turn; one waiter
+takes up to a millisecond."""
 
 
 async def kept_up(name: str, loop: Callable[[], Awaitable[None]]) -> None:
@@ -25,22 +30,51 @@ async def kept_up(name: str, loop: Callable[[], Awaitable[None]]) -> None:
 
 
 class Changes:
-    """`notify()` wakes everybody who waits; a waiter looks at the state again and decides."""
+    """A waiter that is woken looks at the state again and decides.
+
+    `notify()` wakes everybody; `notify(topic, ...)` those who wait for one of the topics, and those
+    who wait for none in particular. At most AT_ONCE are woken in one turn of the event loop, those
+    first that waited first, so that a thousand of them hold up nobody else's call.
+    """
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._waiting: dict[Hashable, dict[asyncio.Future[bool], None]] = {}
+        self._due: deque[asyncio.Future[bool]] = deque()
+        self._waking = False
 
-    def notify(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
+    def notify(self, *topics: Hashable) -> None:
+        for topic in dict.fromkeys((*topics, ANYTHING)) if topics else tuple(self._waiting):
+            self._due.extend(self._waiting.pop(topic, ()))
+        if not self._waking:
+            self._wake()
 
-    async def wait(self, until: float) -> bool:
+    async def wait(self, until: float, topic: Hashable = ANYTHING) -> bool:
         """Waits for the next change or the monotonic time `until`; False when the time is over."""
         left = until - time.monotonic()
         if left <= 0:
             return False
-        event = self._event
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
-                await event.wait()
-        return True
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[bool] = loop.create_future()
+        self._waiting.setdefault(topic, {})[woken] = None
+        timer = loop.call_later(left, _tell, woken, False)
+        try:
+            return await woken
+        finally:
+            timer.cancel()
+            others = self._waiting.get(topic)
+            if others is not None:
+                others.pop(woken, None)
+                if not others:
+                    del self._waiting[topic]
+
+    def _wake(self) -> None:
+        for _ in range(min(AT_ONCE, len(self._due))):
+            _tell(self._due.popleft(), True)
+        self._waking = bool(self._due)
+        if self._waking:
+            asyncio.get_running_loop().call_soon(self._wake)
+
+
+def _tell(woken: asyncio.Future[bool], changed: bool) -> None:
+    if not woken.done():
+        woken.set_result(changed)

@@ -1,9 +1,8 @@
-"""Work at the coordinator: which worker builds which pack, its leases, failures and holes.
+"""Work at the coordinator: which worker builds which pack, its leases and failures.
 
-Invariants: a hole is journalled before it is answered, and the first report of it wins; where holes
-are not allowed none is recorded or given, and the first report fails the session; a worker whose
-lease ended, or that wants to end, loses its packs to the others, and clients learn the new endpoint
-when they ask; what a worker that ended without a word had not finished is built isolated.
+Invariants: a worker whose lease ended, or that wants to end, loses its packs to the others, and
+clients learn the new endpoint when they ask; what a worker that ended without a word may have been
+building is built isolated, and a pack that ends workers again and again is condemned.
 """
 
 from __future__ import annotations
@@ -12,19 +11,22 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping
 
 from dataservice.actors.counting_desk import CountingDesk
-from dataservice.actors.holes import Hole
-from dataservice.actors.policies import decoder_and_policy, failure_of
+from dataservice.actors.dealing import Dealer
+from dataservice.actors.hole_desk import HoleDesk
+from dataservice.actors.policies import decoder_and_policy
 from dataservice.actors.registry import Entry, WorkerSeat
 from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
+from dataservice.actors.sharing import Sharing
 from dataservice.actors.steps import ActiveStep
-from dataservice.core.dispatch import choose_worker
+from dataservice.core.suspicion import Suspicion, after_loss
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
-    HoleBudgetExceeded,
+    PackMoved,
     ResumeRefused,
     ServiceUnavailable,
     StaleIndexError,
@@ -32,20 +34,18 @@ from dataservice.errors import (
 from dataservice.wire.messages import (
     Assignment,
     GetAssignment,
-    HolesDecided,
     Ok,
     PackFailed,
     PullWork,
     RegisterWorker,
-    ReportHoles,
     Work,
     WorkerRegistered,
 )
 
 _LOG = logging.getLogger(__name__)
 
-MAX_WORK_BYTES = 4 << 20
-"""Specs in one answer to a worker."""
+MAX_WORK_BYTES = 128 << 10
+"""Specs in one answer to a worker, some eighty: a millisecond's work."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 """Before a failed pack is tried again, on another worker where there is one; doubled each time."""
@@ -58,55 +58,38 @@ CALLS_TO_LOSE = 5
 
 
 class WorkDesk:
-    def __init__(self, shared: Shared, counting: CountingDesk) -> None:
+    def __init__(self, shared: Shared, counting: CountingDesk, holes: HoleDesk) -> None:
         self._shared = shared
+        self._holes = holes
         self._counting = counting
+        self.dealer = Dealer(shared)
+        self._sharing = Sharing(shared)
         self._attempts: Counter[tuple[int, str]] = Counter()
         """Failed builds by (session, pack)."""
-        self._avoid: dict[tuple[int, str], frozenset[str]] = {}
-        """Workers on which a pack failed."""
         self._complaints: Counter[str] = Counter()
-        self._policy = shared.config.errors.bad_image
 
     def forget_failures(self) -> None:
         self._attempts.clear()
-        self._avoid.clear()
+        self.dealer.forget_failures()
 
     def expire(self) -> None:
-        registry = self._shared.registry
-        for worker_id in registry.expired_workers():
-            self._lose_worker(worker_id, f"silent for {registry.lease_s:g} s")
+        workers = self._shared.registry.workers
+        expired = self._shared.registry.expired_workers()
+        self._lose_workers({w: f"silent for {workers[w].lease_s:g} s" for w in expired})
+
+    def ended(self, worker_id: str, how: str) -> None:
+        """Its process is known to have ended: nobody waits for the end of its lease."""
+        if worker_id in self._shared.registry.workers:
+            self._lose_worker(worker_id, how)
 
     def drain(self, worker_ids: tuple[str, ...]) -> None:
+        if not worker_ids:
+            return
         for worker_id in worker_ids:
             if worker_id in self._shared.registry.workers:
                 self._shared.registry.workers[worker_id].draining = True
+                self._sharing.leaves(worker_id)
         self._shared.changes.notify()
-
-    def assign(self, session: Session, active: ActiveStep, packs: list[int]) -> None:
-        usable = self._shared.registry.usable_workers()
-        on_node: dict[str, list[str]] = {}
-        for worker_id in usable:
-            node = self._shared.registry.workers[worker_id].hello.node
-            on_node.setdefault(node, []).append(worker_id)
-        for i in packs:
-            micro_step, dp_rank = int(active.micro_step[i]), int(active.dp_rank[i])
-            lane = int(active.lane[i])
-            node = self._shared.lane_nodes[lane] if lane >= 0 and self._shared.lane_nodes else ""
-            worker = choose_worker(
-                dp_rank,
-                micro_step,
-                dp_size=session.grid.dp_size,
-                home_workers=on_node.get(node, []),
-                all_workers=usable,
-                avoid=self._avoid.get(
-                    (session.generation, active.planned.pack_ids[i]), frozenset()
-                ),
-            )
-            active.worker[i] = worker
-            done = session.is_done(active.step, micro_step, dp_rank)
-            if worker is not None and lane >= 0 and not done:
-                self._shared.registry.give(worker, session.generation, active.step, i)
 
     def complain(self, endpoints: tuple[str, ...]) -> None:
         """A worker that lives for us but not for its clients is as good as lost."""
@@ -125,10 +108,12 @@ class WorkDesk:
             self._lose_worker(request.worker_id, "it registered anew")
         seat = self._shared.registry.seat_worker(request)
         _LOG.info("worker %s joined on %s at %s", request.worker_id, request.node, request.endpoint)
-        self._assign_orphans()
+        if self._shared.session is not None:
+            self.dealer.deal_orphans(self._shared.session)
+        self._sharing.joined(request.node)
         self._shared.changes.notify()
         return WorkerRegistered(
-            lease=seat.lease, lease_s=self._shared.registry.lease_s, config=self._shared.config_json
+            lease=seat.lease, lease_s=seat.lease_s, config=self._shared.config_json
         )
 
     def _check_decoder(self, request: RegisterWorker) -> None:
@@ -155,62 +140,70 @@ class WorkDesk:
             raise error
         self._shared.fail(session, error)  # a newer run is about to open
 
-    def _assign_orphans(self) -> None:
-        session = self._shared.session
-        if session is None:
-            return
-        for step in sorted(session.steps):
-            active = session.steps[step]
-            orphans = [i for i in active.order.tolist() if active.worker[i] is None]
-            if orphans:
-                self.assign(session, active, orphans)
-
     def _lose_worker(self, worker_id: str, why: str) -> None:
-        seat = self._shared.registry.workers.pop(worker_id)
-        self._complaints.pop(worker_id, None)
-        left = self._outstanding(seat)
-        suspects = left if seat.stats is not None else []  # one that never asked has no pack
-        if not (seat.draining and not left):
+        self._lose_workers({worker_id: why})
+
+    def _lose_workers(self, gone: Mapping[str, str]) -> None:
+        """By id, and why; together, because each look at all packs takes milliseconds."""
+        if not gone:
+            return
+        moved = 0
+        for worker_id, why in gone.items():
+            seat = self._shared.registry.workers.pop(worker_id)
+            self._complaints.pop(worker_id, None)
+            self._sharing.forget(worker_id)
+            left = self._outstanding(seat)
+            moved += len(left)
+            if seat.draining and not left:
+                _LOG.info("worker %s has left", worker_id)
+                continue
             self._shared.counters["workers_lost"] += 1
+            suspects = self._suspect(seat, left)
             _LOG.warning(
                 "worker %s is gone (%s); %d packs go to others, which decode the pictures of %d of "
                 "them in processes of their own",
                 worker_id,
                 why,
                 len(left),
-                len(suspects),
+                suspects,
             )
-        self._suspect(suspects)
-        self._move_packs(worker_id, left)
+        self._move_packs(gone.keys(), moved)
 
     def _retire(self, seat: WorkerSeat, why: str) -> None:
-        """It has reported its holes and can end; what nobody has fetched from it is built anew."""
+        """It can end, having reported its holes; what nobody has fetched from it is built anew."""
         seat.draining = True
         left = self._outstanding(seat)
         self._shared.counters["workers_retired"] += 1
         worker_id = seat.hello.worker_id
-        _LOG.warning("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
-        self._move_packs(worker_id, left)
+        _LOG.info("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
+        self._move_packs({worker_id}, len(left))
 
-    def _suspect(self, packs: list[Entry]) -> None:
-        """One of them may have ended the worker."""
-        session = self._shared.session
-        for entry in packs:
-            if session is not None and entry.step in session.steps:
-                session.steps[entry.step].suspects.add(entry.pack)
-                self._shared.counters["packs_suspected"] += 1
+    def _suspect(self, seat: WorkerSeat, left: list[Entry]) -> int:
+        """One of them may have ended the worker. How many are suspects now."""
+        session, stats = self._shared.session, seat.stats
+        if session is None or stats is None:
+            return 0  # one that never asked has no pack
+        reach = frozenset(stats.reach)
+        found = 0
+        for entry in left:
+            active = session.steps[entry.step]
+            pack_id = active.planned.pack_ids[entry.pack]
+            before = active.suspicions.get(entry.pack, Suspicion())
+            now = after_loss(
+                before, in_reach=pack_id in reach, under_build=pack_id == seat.builds_alone
+            )
+            active.suspicions[entry.pack] = now
+            found += now.isolated
+            self._shared.counters["packs_suspected"] += now.isolated and not before.isolated
+            if now.condemned and now.ends > before.ends:
+                self._holes.condemn(session, active, entry.pack, now.ends)
+        return found
 
-    def _move_packs(self, worker_id: str, left: list[Entry]) -> None:
-        """`left`: those of them that nobody has been given yet."""
-        session = self._shared.session
-        if session is not None:
-            for step in sorted(session.steps):
-                active = session.steps[step]
-                mine = [i for i in active.order.tolist() if active.worker[i] == worker_id]
-                for i in mine:
-                    active.worker[i] = None
-                self.assign(session, active, mine)
-        self._shared.counters["packs_rebuilt"] += len(left)
+    def _move_packs(self, workers: Collection[str], left: int) -> None:
+        """`left`: how many of them nobody has been given yet."""
+        if self._shared.session is not None:
+            self.dealer.deal_anew(self._shared.session, workers)
+        self._shared.counters["packs_rebuilt"] += left
         self._shared.changes.notify()
         self._shared.on_scale()
 
@@ -237,10 +230,13 @@ class WorkDesk:
             self._complaints.pop(request.worker_id, None)
         retires = request.retiring and not (seat.stats is not None and seat.stats.retiring)
         seat.stats = request
+        if seat.builds_alone not in request.reach:
+            seat.builds_alone = ""
         if retires:
             self._retire(seat, request.retiring)
+        self._sharing.returned(seat, request)
         self._counting.held(seat, request)
-        until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
+        until = time.monotonic() + min(request.wait_s, seat.lease_s / 2)
         while True:
             session = self._shared.session
             generation = session.generation if session is not None else 0
@@ -248,10 +244,11 @@ class WorkDesk:
             work = self._work_for(seat, request.after_sequence, session)
             count = self._counting.give(seat)
             drained = seat.draining and not self._outstanding(seat)
-            if work or count or drained or generation != request.session:
+            changed = generation != request.session or self._sharing.is_asked(request.worker_id)
+            if work or count or drained or changed:
                 break
             # a step that is over is no news: what it held can be let go with the next answer
-            if not await self._shared.changes.wait(until):
+            if not await self._shared.changes.wait(until, seat.hello.worker_id):
                 break
             self._shared.registry.worker(request.worker_id, request.lease)
         stager = self._shared.registry.stagers.get(seat.hello.node)
@@ -262,6 +259,7 @@ class WorkDesk:
             cache_dir=stager.hello.cache_dir if stager is not None else "",
             drain=drained,
             count=tuple(count),
+            give_back=self._sharing.ask(request.worker_id),
         )
 
     def _work_for(
@@ -290,9 +288,7 @@ class WorkDesk:
         self, session: Session, active: ActiveStep, i: int, sequence: int
     ) -> Assignment:
         pack_id, spec = active.planned.pack_ids[i], active.planned.specs[i]
-        holes: dict[str, str] = {}
-        if len(self._shared.holes) and self._policy != "fail":
-            holes = self._shared.holes.of_samples(active.sample_keys(i))
+        suspicion = active.suspicions.get(i, Suspicion())
         return Assignment(
             sequence=sequence,
             pack_id=pack_id,
@@ -300,9 +296,10 @@ class WorkDesk:
             micro_step=int(active.micro_step[i]),
             dp_rank=int(active.dp_rank[i]),
             spec=spec,
-            holes=holes,
+            holes=self._holes.known(active, i),
             storage_holes=self._attempts[session.generation, pack_id] >= STORAGE_HOLE_ATTEMPTS,
-            isolated=i in active.suspects,
+            isolated=suspicion.isolated,
+            alone=suspicion.alone,
             takers=session.takers(int(active.dp_rank[i])),
         )
 
@@ -319,44 +316,18 @@ class WorkDesk:
                 f"pack {request.pack_id} belongs to no step that is handed out now "
                 f"({session.done_step} to {session.next_step - 1}); ask for the step again"
             )
+        if request.begins:
+            seat.builds_alone = request.pack_id
+        else:
+            self._check_place(request, *found)
         return self._assignment(session, *found, sequence=0)
 
-    async def report_holes(self, request: ReportHoles) -> HolesDecided:
-        self._shared.registry.worker(request.worker_id, request.lease)
-        session = self._shared.session
-        found = self._shared.find(session, request.pack_id) if session is not None else None
-        if session is None or found is None:
-            raise ServiceUnavailable(f"pack {request.pack_id} is needed by nobody any more")
-        active, i = found
-        if self._policy == "fail":
-            for key, reason in request.holes.items():
-                error = failure_of(self._hole(active, i, key, reason))
-                self._shared.fail(session, error)
-                raise error
-        for key, reason in self._shared.holes.missing(request.holes).items():
-            hole = self._hole(active, i, key, reason)
-            self._shared.log.hole(hole)
-            self._shared.holes.add(hole)
-            self._shared.quarantine.add(hole)
-            self._shared.counters["holes"] += 1
-            _LOG.warning("hole: %s", hole)
-        try:
-            self._shared.holes.check_budget(active.number(i))
-        except HoleBudgetExceeded as error:
-            self._shared.fail(session, error)
-            raise
-        return HolesDecided(holes=self._shared.holes.of_samples(active.sample_keys(i)))
-
-    def _hole(self, active: ActiveStep, i: int, key: str, reason: str) -> Hole:
-        member, archive = active.place_of(i, key)
-        return Hole(
-            key=key,
-            reason=reason,
-            pack_number=active.number(i),
-            policy=self._policy,
-            member=member,
-            archive=archive,
-        )
+    def _check_place(self, request: GetAssignment, active: ActiveStep, i: int) -> None:
+        taker = active.worker[i]
+        if taker != request.worker_id and taker in self._shared.registry.workers:
+            raise PackMoved(
+                f"worker {taker} builds pack {request.pack_id} now, no longer {request.worker_id}"
+            )
 
     async def report_pack_failed(self, request: PackFailed) -> Ok:
         self._shared.registry.worker(request.worker_id, request.lease)
@@ -373,7 +344,7 @@ class WorkDesk:
             reason = f"pack {request.pack_id} cannot be built: {request.reason}"
             self._shared.fail(session, kind(reason))
             return Ok()
-        self._avoid[key] = self._avoid.get(key, frozenset()) | {request.worker_id}
+        self.dealer.avoid(session, request.pack_id, request.worker_id)
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._attempts[key] - 1))
         asyncio.get_running_loop().call_later(pause_s, self._try_again, session, request.pack_id)
         return Ok()
@@ -382,5 +353,5 @@ class WorkDesk:
         found = self._shared.find(session, pack_id)
         if found is not None and session is self._shared.session:
             active, i = found
-            self.assign(session, active, [i])
+            self.dealer.deal(session, active, [i])
             self._shared.changes.notify()

@@ -16,17 +16,20 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from dataservice.actors.build_queue import Job
 from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Member
+from dataservice.actors.pack_specs import spec_of
 from dataservice.actors.waiting import Changes
 from dataservice.actors.worker_memory import resident_bytes
 from dataservice.actors.worker_tools import IDLE_S, WorkerTools, encoded
 from dataservice.config import config_from_json
-from dataservice.core.packspec import TOKEN_BYTES, PackSpec
+from dataservice.core.packspec import TOKEN_BYTES
 from dataservice.errors import (
+    DataServiceError,
     DeadlineExceeded,
     LeaseLost,
     ServiceUnavailable,
@@ -50,12 +53,15 @@ from dataservice.wire.messages import (
     Work,
     WorkerRegistered,
 )
-from dataservice.wire.schema import decode
 
 _LOG = logging.getLogger(__name__)
 
 STOP_S = 5.0
 """That clients have to fetch what they are waiting for when the worker ends."""
+
+GOODBYE_S = 2.0
+MOST_IN_REACH = 64
+"""Packs that a worker names as those that it may be building."""
 
 
 def builders(decode_threads: int) -> list[tuple[str, bool]]:
@@ -96,13 +102,15 @@ class Worker:
         self._lease = 0
         self._lease_s = 2.0
         self._sequence = 0
-        self._built = 0
+        self._built = self._built_before = 0
         self._images = 0
         self._stalls = 0
         self._served_packs = 0
         self._served_bytes = 0
         self._stopping = False
         self._retiring = ""
+        self._returned: list[str] = []
+        """Packs given back, until the coordinator has answered to it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._local: LocalServer | None = None
         self._tools: WorkerTools | None = None
@@ -126,6 +134,7 @@ class Worker:
                     if not self._retiring and not all(t.is_alive() for t in self._threads):
                         _LOG.error("a thread of this worker has ended: it ends as well")
                         break
+            await self._say_goodbye()
         finally:
             stops = [server.stop(STOP_S)]
             if self._local is not None:
@@ -136,6 +145,19 @@ class Worker:
                 self._tools.close()
             for thread in self._threads:
                 await asyncio.to_thread(thread.join, 10.0)
+
+    async def _say_goodbye(self) -> None:
+        """Has its packs go to others at once, rather than when its lease ends; what clients are
+        waiting for here, they still get."""
+        if self._tools is None:
+            return
+        why = self._retiring or "it was asked to end"
+        goodbye = replace(self._pull_request(), retiring=why, wait_s=0.0)
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._member.call(goodbye)
+        except (DataServiceError, TimeoutError) as error:
+            _LOG.info("worker %s left without a goodbye: %s", self.worker_id, error)
 
     def stop(self) -> None:
         """May be called from any thread."""
@@ -154,6 +176,7 @@ class Worker:
         self._lease, self._lease_s, self._sequence = seat.lease, seat.lease_s, 0
         if self._tools is not None:
             self._tools.queue.start_session(0)
+            self._returned.clear()
             return
         self._tools = WorkerTools(config_from_json(seat.config), self._wake, self._ask, self._seat)
         names = builders(self._tools.decode_threads)
@@ -175,7 +198,7 @@ class Worker:
             lease=self._lease,
             session=tools.queue.session,
             after_sequence=self._sequence,
-            wait_s=min(PULL_WAIT_S, self._lease_s / 3),
+            wait_s=min(PULL_WAIT_S, self._lease_s / 2),
             ready_bytes=ready_bytes,
             ready_packs=ready_packs,
             queued_packs=queued,
@@ -187,12 +210,22 @@ class Worker:
             read_staged_bytes=tools.reader.staged_bytes,
             images=self._images,
             storage_stalls=self._stalls,
+            storage_retries=tools.reader.retries,
             stuck_reads=tools.reader.stuck_reads,
             stuck_decodes=tools.stuck_decodes,
             memory_bytes=resident_bytes(),
             retiring=self._retire_if_stuck(tools),
             counting=() if tools.counting is None else tools.counting.held(),
+            reach=self._reach(tools),
+            busy_s=tools.queue.busy_s(),
+            decode_threads=tools.decode_threads,
+            returned=tuple(self._returned),
         )
+
+    def _reach(self, tools: WorkerTools) -> tuple[str, ...]:
+        """What it may be building until the coordinator hears of it again, as fast as of late."""
+        built, self._built_before = self._built - self._built_before, self._built
+        return tools.queue.reach(min(MOST_IN_REACH, len(self._builders) + 2 * built))
 
     def _retire_if_stuck(self, tools: WorkerTools) -> str:
         """Why this worker wants to end; "" while it does not.
@@ -219,6 +252,7 @@ class Worker:
             queue.start_session(work.session)
             self._sequence = 0
             self._changes.notify()
+        self._returned = queue.give_back(work.give_back)  # those of the question are moved now
         self.tools.reader.cache_dir = work.cache_dir or None
         queue.forget_before(work.held_step)
         queue.add(*(self._job(work.session, assignment) for assignment in work.assignments))
@@ -227,7 +261,7 @@ class Worker:
             self.tools.counting.add(work.count)
 
     def _job(self, session: int, assignment: Assignment) -> Job:
-        spec = decode(PackSpec, assignment.spec)
+        spec = spec_of(assignment.spec)
         return Job(
             session=session,
             pack_id=assignment.pack_id,
@@ -236,6 +270,7 @@ class Worker:
             holes=assignment.holes,
             storage_holes=assignment.storage_holes,
             isolated=assignment.isolated,
+            alone=assignment.alone,
             takers=assignment.takers,
             size_bytes=TOKEN_BYTES * spec.pack_length + self.tools.patch_bytes * spec.num_patches,
         )
@@ -271,6 +306,9 @@ class Worker:
 
     def _build(self, tools: WorkerTools, job: Job) -> EncodedPack:
         holes = job.holes
+        if job.alone:
+            begun = self._ask(self._get_assignment(job.session, job.pack_id, begins=True))
+            holes = {**holes, **begun.holes}
         while True:
             built = tools.build(job, holes)
             if not built.new_holes:
@@ -310,6 +348,15 @@ class Worker:
             _LOG.warning(
                 "the coordinator did not hear that pack %s failed: %s", job.pack_id, unheard
             )
+
+    def _get_assignment(self, session: int, pack_id: str, *, begins: bool = False) -> GetAssignment:
+        return GetAssignment(
+            worker_id=self.worker_id,
+            lease=self._lease,
+            session=session,
+            pack_id=pack_id,
+            begins=begins,
+        )
 
     def _seat(self) -> tuple[str, int]:
         return self.worker_id, self._lease
@@ -373,12 +420,7 @@ class Worker:
             return
         try:
             assignment = await self._member.call(
-                GetAssignment(
-                    worker_id=self.worker_id,
-                    lease=self._lease,
-                    session=request.session,
-                    pack_id=request.pack_id,
-                )
+                self._get_assignment(request.session, request.pack_id)
             )
         except LeaseLost as error:
             raise ServiceUnavailable(f"worker {self.worker_id} joins anew: {error}") from error

@@ -15,7 +15,7 @@ from typing import Any
 
 from dataservice.actors.build_queue import BuildQueue, Job
 from dataservice.actors.count_thread import CountThread
-from dataservice.actors.planner import padding_spec
+from dataservice.actors.step_specs import padding_spec
 from dataservice.config import Config
 from dataservice.core.fleet import decode_threads
 from dataservice.core.packspec import PackSpec, padding_id

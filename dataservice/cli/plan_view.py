@@ -16,6 +16,7 @@ from rich.table import Table
 from dataservice.config import Config
 from dataservice.core.plan import Plan
 from dataservice.core.plan.check import no_step
+from dataservice.core.plan.run_plan import RunPlan
 from dataservice.core.settings import Grid, PlanSettings
 from dataservice.core.tables import StepPlan
 from dataservice.errors import ConfigError
@@ -53,7 +54,7 @@ class PlanView:
     """Steps of one plan as plain objects."""
 
     def __init__(self, config: Config, index: Index) -> None:
-        self.settings = config.plan
+        self.settings, self.exclude = config.plan, config.exclude
         self.index = index
         self.plan = Plan(config.plan, index)
         self.left_over: dict[str, int] = {}
@@ -63,9 +64,10 @@ class PlanView:
         """One object a step; fewer when the plan ends before `stop`, ConfigError when it ends
         before `first`.
         """
-        cursor = self.plan.skip(self.plan.start(), grid, first)
+        run = RunPlan(plan=self.plan, grid=grid, exclude=self.exclude)
+        cursor = run.skip(self.plan.start(), first)
         for step in range(first, stop):
-            planned = self.plan.step(cursor, grid)
+            planned = run.step(cursor)
             if planned is None:
                 if step == first:
                     raise ends_before(first, stop, self.settings, grid)

@@ -72,15 +72,21 @@ def status(endpoint: Endpoint, as_json: AsJson = False) -> None:
 
 def scale(
     endpoint: Endpoint,
-    workers: Annotated[int, typer.Argument(min=1, metavar="N", help="Workers to have.")],
+    workers: Annotated[
+        str, typer.Argument(metavar="N|auto", help="Workers to have; auto: as trainers need.")
+    ],
 ) -> None:
-    """Change the number of workers; trainers notice nothing but the speed."""
+    """Set the number of workers by hand, or no longer; trainers notice nothing but the speed."""
     from dataservice.rpc.client import CoordinatorClient
     from dataservice.wire.messages import Scaled, ScaleWorkers
 
+    if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers)):
+        raise ConfigError(f'workers is "{workers}": give a number of at least 1, or auto')
+    number = 0 if workers == "auto" else int(workers)
     with CoordinatorClient(endpoint) as client:
-        scaled: Scaled = client.call(ScaleWorkers(workers=workers), CALL_TIMEOUT_S)
-    typer.echo(f"workers: {scaled.before}, now going to {scaled.target}")
+        scaled: Scaled = client.call(ScaleWorkers(workers=number), CALL_TIMEOUT_S)
+    reason = f" ({scaled.reason})" if scaled.reason else ""
+    typer.echo(f"workers: {scaled.before}, now going to {scaled.target}{reason}")
 
 
 def _overridden(

@@ -26,6 +26,7 @@ from dataservice.config.folders import check_writable
 from dataservice.core.lanes import lane_nodes
 from dataservice.core.packspec import ShardRef
 from dataservice.core.plan import Plan
+from dataservice.core.plan.run_plan import RunPlan
 from dataservice.core.settings import Grid
 from dataservice.core.tables import WindowPlan
 from dataservice.errors import ConfigError
@@ -76,26 +77,26 @@ def lanes_of(plan: Plan, nodes: Sequence[str], node: str | None) -> NDArray[np.b
 
 
 def needs_of_steps(
-    plan: Plan,
+    run: RunPlan,
     index: Index,
-    grid: Grid,
     steps: tuple[int, int],
     lanes: NDArray[np.bool_],
     show: Callable[[str], None],
 ) -> list[Need]:
     """The shards that the steps' packs of these lanes read, in the order of need."""
     first, stop = steps
+    plan, grid = run.plan, run.grid
     found: dict[ShardRef, int] = {}
     cursor = plan.start()
     while cursor.step < first:
         show(f"looking for step {first:,}, at {cursor.step:,}")
-        skipped = plan.skip(cursor, grid, min(_SKIPPED_STEPS, first - cursor.step))
+        skipped = run.skip(cursor, min(_SKIPPED_STEPS, first - cursor.step))
         if skipped.step == cursor.step:
             break
         cursor = skipped
     for step in range(first, stop):
         show(f"planning step {step:,} of {first:,}:{stop:,}, {len(found):,} shards so far")
-        planned = plan.step(cursor, grid)
+        planned = run.step(cursor)
         if planned is None:
             if step == first:
                 raise ends_before(first, stop, plan.settings, grid)
@@ -141,8 +142,9 @@ def stage(
     balance = dataclasses.replace(config.plan.balance, enabled=False)
     plan = Plan(dataclasses.replace(config.plan, balance=balance), index)
     lanes = lanes_of(plan, nodes, node)
+    run = RunPlan(plan=plan, grid=grid, exclude=config.exclude)
     with _Progress() as progress:
-        needs = needs_of_steps(plan, index, grid, steps, lanes, progress.planning)
+        needs = needs_of_steps(run, index, steps, lanes, progress.planning)
         begun = time.monotonic()
         with _area(config.staging, cache_dir) as area, Copiers(area):
             area.update(needs)

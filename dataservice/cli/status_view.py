@@ -39,6 +39,8 @@ def _facts(report: dict[str, Any]) -> Table:
     }
     for name, value in facts.items():
         table.add_row(name, _text(value))
+    if report.get("scaling"):
+        table.add_row("scaling", report["scaling"]["reason"])
     if report.get("counting"):
         table.add_row("lazy index", _counting(report["counting"]))
     if session is not None:

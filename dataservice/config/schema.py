@@ -21,7 +21,8 @@ from pydantic import (
 )
 
 from dataservice.config.mixtures import expand_mixture
-from dataservice.config.values import checked_take, exact, expand_path, parse_size
+from dataservice.config.values import checked_take, exact, expand_path, parse_size, step_range
+from dataservice.core.exclusions import sample_key
 from dataservice.core.limits import LARGEST, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataservice.core.settings import (
     BalanceSettings,
@@ -305,6 +306,7 @@ class WorkersSection(Section):
     count: AutoCount = None
     min: Count = 1
     max: Count = 64
+    autoscale: Literal[False, "cores", "nodes"] = "cores"
     decode_threads: AutoCount = None
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     ready_bytes: Size = 1024**3
@@ -321,6 +323,11 @@ class WorkersSection(Section):
             raise ValueError(f"min {self.min} is more than max {self.max}")
         if self.count is not None and not self.min <= self.count <= self.max:
             raise ValueError(f"count {self.count} is not between min {self.min} and max {self.max}")
+        if self.autoscale == "nodes" and self.num_cpus == 0:
+            raise ValueError(
+                "num_cpus 0 with autoscale nodes: Ray adds nodes for the CPUs that workers "
+                "reserve; give it what a worker keeps busy, such as 2.0"
+            )
         least = self.ready_bytes + WORKER_BYTES
         if self.memory_bytes is not None and self.memory_bytes < least:
             raise ValueError(
@@ -346,6 +353,23 @@ class ErrorsSection(Section):
     max_holes_in_a_row: Annotated[int, Field(ge=0)] = 100
 
 
+class ExcludeSection(Section):
+    from_step: Annotated[int, Field(ge=0)] | None = None
+    samples: list[Annotated[str, AfterValidator(sample_key)]] = []
+    steps: Annotated[tuple[int, int] | None, BeforeValidator(step_range)] = None
+
+    @model_validator(mode="after")
+    def _names_one_of_them(self) -> Self:
+        if bool(self.samples) == (self.steps is not None):
+            raise ValueError("give either samples, a list of sample keys, or steps, such as 10:20")
+        if self.samples and self.from_step is None:
+            raise ValueError(
+                "samples need a from_step: the step from which on they are holes; 0 for a new run, "
+                "else one that the run resumes at or comes to"
+            )
+        return self
+
+
 class ConfigFile(Section):
     job: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     index_dir: PathStr
@@ -365,6 +389,7 @@ class ConfigFile(Section):
     serving: ServingSection = ServingSection()
     errors: ErrorsSection = ErrorsSection()
     ranks_per_node: Annotated[int, Field(ge=0)] = 0
+    exclude: list[ExcludeSection] = []
 
     @model_validator(mode="before")
     @classmethod

@@ -19,6 +19,12 @@ from dataservice.config.mixtures import named_sources
 from dataservice.config.parsing import described, parse_config
 from dataservice.config.schema import ConfigFile, SegregateSection, SourceSection
 from dataservice.config.values import masked
+from dataservice.core.exclusions import (
+    ExcludedSample,
+    Exclusions,
+    SkippedSteps,
+    exclusions,
+)
 from dataservice.core.settings import (
     BalanceSettings,
     KindShare,
@@ -50,10 +56,13 @@ class StagingSettings:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSettings:
     count: int | None
-    """At the start; `dataservice scale` changes it within min and max. None: by the data nodes'
-    cores."""
+    """Until `dataservice scale` changes it within min and max. None: by the data nodes' cores, then
+    as `autoscale` says."""
     min: int
     max: int
+    autoscale: Literal[False, "cores", "nodes"]
+    """How far the number follows what trainers wait for: not at all, as far as the cores of the
+    data nodes go, or further, for Ray's autoscaler to add nodes."""
     decode_threads: int | None
     """None: the worker's share of its machine's cores."""
     num_cpus: float
@@ -117,6 +126,7 @@ class Config:
     errors: ErrorPolicy
     ranks_per_node: int
     """Trainer ranks that share a node with data; 0: data nodes hold no ranks."""
+    exclude: Exclusions
 
     def __repr__(self) -> str:
         return f"Config({_masked_tree('', dataclasses.asdict(self))})"
@@ -179,6 +189,18 @@ def _build(file: ConfigFile) -> Config:
         serving=ServingSettings(**file.serving.model_dump()),
         errors=ErrorPolicy(**file.errors.model_dump()),
         ranks_per_node=file.ranks_per_node,
+        exclude=exclusions(
+            (
+                ExcludedSample(key=key, from_step=part.from_step or 0)
+                for part in file.exclude
+                for key in part.samples
+            ),
+            (
+                SkippedSteps(start=max(part.steps[0], part.from_step or 0), stop=part.steps[1])
+                for part in file.exclude
+                if part.steps is not None
+            ),
+        ),
     )
 
 

@@ -20,6 +20,7 @@ _UNITS = {"": 1} | {
     for infix, base in (("", 1000), ("i", 1024))
 }
 _TAKE = re.compile(r"all|(first|end|random):([0-9]+|[0-9]+(\.[0-9]+)?%)")
+_STEPS = re.compile(r"([0-9]+):([0-9]+)")
 _MOST_SHOWN = 10**15
 _SECRET_KEY = re.compile(
     r"(^|_)(secret|password|passwd|credentials?|(?<!^image_)token|token_file|key)$", re.I
@@ -91,3 +92,15 @@ def _amount(value: object) -> str | None:
         return f"{100 * value:g}%" if 0 < value < 1 and "e" not in f"{100 * value:g}" else None
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_SHOWN
     return str(value) if is_count else None
+
+
+def step_range(value: object) -> tuple[int, int] | None:
+    """A and B of the text "A:B"."""
+    if value is None:
+        return None
+    match = _STEPS.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(
+            'should be "A:B", steps A to B - 1, in quotes: YAML reads some of them as a number'
+        )
+    return int(match[1]), int(match[2])

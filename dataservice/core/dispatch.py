@@ -10,21 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
-def worker_slot(dp_rank: int, micro_step: int, *, dp_size: int, num_workers: int) -> int:
+def worker_slot(dp_rank: int, round_number: int, *, dp_size: int, num_workers: int) -> int:
     """Slot in 0..num_workers-1 that builds the pack of a cell.
 
-    Ranks are dealt to slots round robin; the ranks left over when the two numbers do not divide
-    (all of them, where there are fewer ranks than workers) are dealt anew at each micro-step.
+    `round_number`: of the micro-step, counted on from step to step. Ranks are dealt to slots round
+    robin; the ranks left over when the two numbers do not divide (all of them, where there are
+    fewer ranks than workers) are dealt anew in each round.
     """
     even = dp_size - dp_size % num_workers
     if dp_rank < even:
         return dp_rank % num_workers
-    return (dp_rank - even + micro_step * (dp_size - even)) % num_workers
+    return (dp_rank - even + round_number * (dp_size - even)) % num_workers
 
 
 def choose_worker(
     dp_rank: int,
-    micro_step: int,
+    round_number: int,
     *,
     dp_size: int,
     home_workers: Sequence[str],
@@ -36,13 +37,13 @@ def choose_worker(
     `avoid` names workers on which the pack has failed; they are used only when nobody else is left.
     """
     for group in (home_workers, all_workers):
-        usable = [w for w in group if w not in avoid]
+        usable = [w for w in group if w not in avoid] if avoid else group
         if usable:
-            slot = worker_slot(dp_rank, micro_step, dp_size=dp_size, num_workers=len(usable))
+            slot = worker_slot(dp_rank, round_number, dp_size=dp_size, num_workers=len(usable))
             return usable[slot]
     if not all_workers:
         return None
-    slot = worker_slot(dp_rank, micro_step, dp_size=dp_size, num_workers=len(all_workers))
+    slot = worker_slot(dp_rank, round_number, dp_size=dp_size, num_workers=len(all_workers))
     return all_workers[slot]
 
 

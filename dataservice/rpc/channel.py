@@ -24,6 +24,9 @@ MAX_RESPONSE_BYTES = 64 << 20
 STREAM_WINDOW_BYTES = 4 << 20
 """What a reader that pauses leaves in flight; fixed, since gRPC's own probing grows it to tens of
 MiB. 4 MiB fill a link of 400 MB/s at 10 ms."""
+MAX_PENDING_REQUESTS = 1 << 16
+"""That the event loop has not taken yet. gRPC's own 1,000 are refused, as cancelled, when a few
+thousand trainer ranks start at once."""
 KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5
 """Also of data that nobody acknowledges (TCP_USER_TIMEOUT). gRPC has a limit for pings besides,
@@ -82,5 +85,7 @@ SERVER_OPTIONS: Options = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_concurrent_streams", 256),
+    ("grpc.server.max_pending_requests", MAX_PENDING_REQUESTS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_REQUESTS),
     ("grpc.so_reuseport", 0),
 ]

@@ -129,13 +129,19 @@ class RunningServer:
         self.port = listening.port
         self.endpoint = _endpoint(host, self.port)
         """ "host:port" with the host as bound; a wildcard bind needs a host of the caller's."""
+        self._turned_away = False
         self._stopping = False
         self._keeper = asyncio.ensure_future(self._keep())
+
+    async def turn_away(self) -> None:
+        """Turns health to NOT_SERVING, for good; calls are answered as before."""
+        self._turned_away = True
+        await self._listening.health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
         """Turns health to NOT_SERVING, gives calls `grace_s` to end, ends the rest; idempotent."""
         self._stopping = True
-        await self._listening.health.enter_graceful_shutdown()
+        await self.turn_away()
         await self._listening.server.stop(grace_s)
         await self._keeper
 
@@ -152,6 +158,8 @@ class RunningServer:
             except ConfigError as error:
                 _LOG.error("%s", error)
                 await asyncio.sleep(AGAIN_S)
+            if self._turned_away:
+                await self._listening.health.enter_graceful_shutdown()
             if self._stopping:
                 await self._listening.server.stop(0)
                 return

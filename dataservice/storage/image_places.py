@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dataservice.storage.members import IN_PARQUET, IN_RECORD
 from dataservice.storage.membertable import AS_IT_IS
 from dataservice.storage.tables import Column
+
+Ints = NDArray[np.int64]
 
 
 class ImagePlace(NamedTuple):
@@ -24,17 +29,20 @@ class ImagePlace(NamedTuple):
     crc32: int
 
 
-def member_place(members: Mapping[str, Column], name: str, member: int) -> ImagePlace:
-    """Of row `member` of an archive's or folder's table."""
-    method = members["method"].item(member)
-    return ImagePlace(
-        member=name,
-        offset=members["offset"].item(member),
-        stored_bytes=members["stored_bytes"].item(member),
-        size_bytes=members["size_bytes"].item(member),
-        method=method,
-        crc32=-1 if method == AS_IT_IS else members["crc32"].item(member),
+def member_columns(members: Mapping[str, Column], rows: Ints) -> tuple[Ints, ...]:
+    """Of rows of an archive's or folder's table: an ImagePlace without its name, by field."""
+    offset, stored, size, method, crc32 = (
+        members[name].take(rows)
+        for name in ("offset", "stored_bytes", "size_bytes", "method", "crc32")
     )
+    crc32[method == AS_IT_IS] = -1
+    return offset, stored, size, method, crc32
+
+
+def member_place(members: Mapping[str, Column], name: str, member: int) -> ImagePlace:
+    """Of row `member`, which has this name."""
+    columns = member_columns(members, np.array([member]))
+    return ImagePlace(name, *(int(column[0]) for column in columns))
 
 
 def file_place(name: str, size_bytes: int) -> ImagePlace:

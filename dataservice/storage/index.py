@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.core.order.shares import kind_samples
-from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
+from dataservice.core.packspec import PackSpec, ShardRef
 from dataservice.core.settings import Kind
 from dataservice.core.tables import SampleColumns, SourceStats, WindowPlan
-from dataservice.core.vision import VisionRules, planned_size
-from dataservice.storage.image_places import inside_place, member_place
+from dataservice.core.vision import VisionRules
 from dataservice.storage.index_files import IndexArchive, IndexShard, IndexSource, IndexTables
 from dataservice.storage.index_folder import keep_open
+from dataservice.storage.index_specs import specs_of
 from dataservice.storage.manifest import Manifest, ShardEntry, SourceEntry, read_manifest
-from dataservice.storage.records import LAYOUTS
 from dataservice.storage.tables import gather_ranges
 
 Ints = NDArray[np.int64]
@@ -170,34 +169,19 @@ class Index:
         return rows
 
     def pack_spec(self, window: WindowPlan, number: int, *, rules: VisionRules) -> PackSpec:
-        """All that a worker needs to build pack `number` of the window.
+        """All that a worker needs to build pack `number` of the window."""
+        return self.pack_specs(window, [number], rules=rules)[0]
+
+    def pack_specs(
+        self, window: WindowPlan, numbers: Sequence[int], *, rules: VisionRules
+    ) -> list[PackSpec]:
+        """Of several packs of a window.
 
         An image's size follows `rules` with the limit of its item in the window.
         """
-        begin, end = window.item_offsets[number : number + 2].tolist()
-        shards: dict[ShardRef, int] = {}
-        items = [
-            self._item(shards, rules, *values)
-            for values in zip(
-                window.source[begin:end].tolist(),
-                window.row[begin:end].tolist(),
-                window.start[begin:end].tolist(),
-                window.stop[begin:end].tolist(),
-                window.total_tokens[begin:end].tolist(),
-                window.kept_images[begin:end].tolist(),
-                window.image_limit[begin:end].tolist(),
-                strict=True,
-            )
-        ]
-        return PackSpec(
-            pack_id=f"{window.lane}.{window.window}.{number}",
-            pack_length=window.pack_length,
-            shards=tuple(shards),
-            items=tuple(items),
-            num_tokens=int(window.tokens[number]),
-            num_patches=int(window.num_patches[number]),
-            align=window.align,
-        )
+        items = items_of(window, numbers)
+        split = self._rows.split(window.source[items], window.row[items])
+        return specs_of(window, numbers, items, split, rules)
 
     def shards_of(self, window: WindowPlan) -> tuple[ShardRef, ...]:
         """Every shard that the window's packs read, in the order of first need."""
@@ -224,80 +208,22 @@ class Index:
         refs = (ref for _, ref in shard.archives if ref is not None)
         return tuple(dict.fromkeys((shard.ref, *refs)))
 
+    def offsets_among(self, source: str, shard: str, offsets: Sequence[int]) -> set[int]:
+        """Those at which a record of a file of the source begins."""
+        (found,) = (of for of in self._sources if of.entry.name == source)
+        (file,) = (of for of in found.shards if of.entry.name == shard)
+        known = file.samples["offset"].slice(0, file.entry.num_samples)
+        return set(known[np.isin(known, np.array(offsets, dtype=np.int64))].tolist())
+
     def shard_crc(self, shard: ShardRef) -> int:
         """CRC-32 of the whole file, -1 where the index does not know it (archives)."""
         return self._crc.get(shard.url, -1)
 
-    def _item(
-        self,
-        shards: dict[ShardRef, int],
-        rules: VisionRules,
-        source: int,
-        row: int,
-        start: int,
-        stop: int,
-        total_tokens: int,
-        kept_images: int,
-        image_limit: int,
-    ) -> ItemSpec:
-        found = self._sources[source]
-        shard, local = found.locate(row)
-        samples = shard.samples
-        offset, length = samples["offset"].item(local), samples["length"].item(local)
-        first = samples["image_start"].item(local)
-        own = shards.setdefault(shard.ref, len(shards))
-        return ItemSpec(
-            key=f"{shard.key_prefix}{offset}",
-            source=found.entry.name,
-            layout=LAYOUTS[samples["layout"].item(local)],
-            shard=own,
-            offset=offset,
-            length=length,
-            crc32=samples["crc32"].item(local),
-            start=start,
-            stop=stop,
-            total_tokens=total_tokens,
-            images=tuple(
-                _image_spec(shards, rules, image_limit, shard, image, (offset, length))
-                for image in range(first, first + samples["num_images"].item(local))
-            ),
-            kept_images=kept_images,
-        )
 
-
-def _image_spec(
-    shards: dict[ShardRef, int],
-    rules: VisionRules,
-    limit: int,
-    shard: IndexShard,
-    row: int,
-    record: tuple[int, int],
-) -> ImageSpec:
-    """`record` is the place of the sample's record."""
-    images = shard.images
-    number = images["archive"].item(row)
-    member = images["member"].item(row)
-    width = images["width"].item(row)
-    height = images["height"].item(row)
-    target_height, target_width = planned_size(height, width, rules, limit)
-    archive = shard.archives[number][0]
-    if archive.entry.members is None:
-        place = inside_place(archive.entry.column, member, *record)
-    else:
-        place = member_place(archive.members, archive.name(member), member)
-    return ImageSpec(
-        shard=shards.setdefault(shard.image_shard(number, member), len(shards)),
-        member=place.member,
-        offset=place.offset,
-        stored_bytes=place.stored_bytes,
-        size_bytes=place.size_bytes,
-        method=place.method,
-        crc32=place.crc32,
-        width=width,
-        height=height,
-        target_width=target_width,
-        target_height=target_height,
-    )
+def items_of(window: WindowPlan, numbers: Sequence[int]) -> Ints:
+    """Numbers of the items of packs, pack by pack."""
+    begins, ends = window.item_offsets[:-1][numbers], window.item_offsets[1:][numbers]
+    return gather_ranges(begins, ends - begins)
 
 
 def _first_uses(

@@ -14,6 +14,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dataservice.core.lru import LRUCache
 from dataservice.core.packspec import ShardRef
 from dataservice.storage.archives.name_blocks import KeptBlocks, NameBlocks
@@ -23,6 +26,8 @@ from dataservice.storage.tables import IMAGES, MEMBERS, SAMPLES, Column, Table
 
 if TYPE_CHECKING:
     from dataservice.storage.index import Index
+
+Ints = NDArray[np.int64]
 
 _OPEN_TABLES = 16_384
 _OPEN_NAMES = 1024
@@ -72,6 +77,10 @@ class IndexArchive:
     def name(self, member: int) -> str:
         assert self.entry.names is not None
         return self._tables.names(self.entry.names, self.entry.num_members)[member]
+
+    def names_of(self, members: Ints) -> list[str]:
+        assert self.entry.names is not None
+        return self._tables.names(self.entry.names, self.entry.num_members).take(members)
 
 
 class IndexShard:

@@ -45,6 +45,11 @@ class CursorState:
     lane_homes: tuple[int, ...]
     ranks_per_node: int = 0
     """0: data nodes hold no ranks."""
+    excluded: str = ""
+    """What was excluded of all that was handed out before, and of the step itself where it was
+    begun, as `core.exclusions` has it."""
+    seal: str = ""
+    """The planner's, of the place in the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +177,8 @@ class GetSteps:
     wait_s: float
     waited_s: float = 0.0
     """Seconds that the trainer waited since the last report."""
+    waited_workers_s: float = 0.0
+    """Of those, for packs from workers; not those before its first batch."""
     failed: tuple[str, ...] = ()
     """Endpoints that did not answer."""
     peer: int = 0
@@ -194,6 +201,7 @@ class Progress:
     done_step: int
     done_micro_step: int
     waited_s: float
+    waited_workers_s: float = 0.0
     closing: bool = False
     peer: int = 0
 
@@ -231,7 +239,7 @@ class Assignment:
     micro_step: int
     dp_rank: int
     spec: bytes
-    """An encoded core.packspec.PackSpec."""
+    """A core.packspec.PackSpec, as actors.pack_specs packs it."""
     holes: dict[str, str]
     """Known holes among its samples: "<sample key>#<image number>" or "#record" -> reason."""
     storage_holes: bool
@@ -241,6 +249,9 @@ class Assignment:
     ended without a word."""
     takers: int = 1
     """So many peers will fetch it, one a host: it is kept until they have."""
+    alone: bool = False
+    """True: the worker says when it begins to build it, and builds no other such pack meanwhile,
+    because isolation has not kept workers from ending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,6 +278,8 @@ class PullWork:
     """(file, block) of each block that it has to count and has not reported."""
     storage_stalls: int = 0
     """Builds that failed because a read was given up at its deadline."""
+    storage_retries: int = 0
+    """Reads that failed in a way that may pass, and were tried again."""
     stuck_reads: int = 0
     """Reads past their deadline that have not come back yet."""
     stuck_decodes: int = 0
@@ -276,6 +289,14 @@ class PullWork:
     retiring: str = ""
     """Why the worker wants to end, in words: its packs go to others at once; "" while it does
     not."""
+    reach: tuple[str, ...] = ()
+    """Ids of the packs that it builds, and of those that it may begin before it asks again."""
+    busy_s: float = 0.0
+    """Time that its packs were under build, all of them together."""
+    decode_threads: int = 1
+    """So many packs under build keep it busy."""
+    returned: tuple[str, ...] = ()
+    """Ids of packs that it was asked to give back: others are to build them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,16 +312,20 @@ class Work:
     """True: build what is assigned, take no more, leave when served."""
     count: tuple[CountBlock, ...] = ()
     """Blocks of a lazy index, most urgent first."""
+    give_back: int = 0
+    """So many packs that it has not begun, and that nobody waits for, others are to build."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GetAssignment:
-    """For a pack that a client asked for and the worker does not know."""
+    """For a pack that a client asked for and the worker does not know, or begins to build."""
 
     worker_id: str
     lease: int
     session: int
     pack_id: str
+    begins: bool = False
+    """Whether it is about to build it, alone: should it end meanwhile, this pack is blamed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,12 +372,15 @@ class StatusReport:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleWorkers:
     workers: int
+    """0: as many as trainers need, from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaled:
     before: int
     target: int
+    reason: str = ""
+    """For `target`, in words."""
 
 
 # ---- client <-> worker --------------------------------------------------------------------------

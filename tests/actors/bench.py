@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.pack_specs import packed_spec, sample_mark
 from dataservice.actors.plan_messages import (
     LaneNeeds,
     NeedsRequest,
@@ -16,6 +17,7 @@ from dataservice.actors.plan_messages import (
     PlannedStep,
     StepRequest,
 )
+from dataservice.actors.resuming import sealed
 from dataservice.actors.state_log import StateLog
 from dataservice.config import Config
 from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
@@ -36,21 +38,22 @@ from dataservice.wire.messages import (
     StepSettings,
     Work,
 )
-from dataservice.wire.schema import encode
 
 NUM_LANES = 2
 DIGEST, PHASE = "d" * 64, "e" * 64
 
 
 def cursor_at(step: int, next_pack: int, homes: tuple[int, ...] = (-1, -1)) -> CursorState:
-    return CursorState(
-        step=step,
-        phase=0,
-        phase_digest=PHASE,
-        next_pack=(next_pack,),
-        lanes=((step, 0), (step, 0)),
-        next_lane=(0,),
-        lane_homes=homes,
+    return sealed(
+        CursorState(
+            step=step,
+            phase=0,
+            phase_digest=PHASE,
+            next_pack=(next_pack,),
+            lanes=((step, 0), (step, 0)),
+            next_lane=(0,),
+            lane_homes=homes,
+        )
     )
 
 
@@ -93,6 +96,7 @@ class FakePlanner:
         count = request.dp_size * request.micro_steps
         settings = StepSettings(pack_length=8, num_packs=(1,) * request.micro_steps)
         ids = tuple(f"{cursor.step}.{i}" for i in range(count))
+        marks = b"".join(sample_mark(sample_of(pack_id)).to_bytes(4, "little") for pack_id in ids)
         return PlannedStep(
             end=False,
             next_cursor=cursor_at(cursor.step + 1, cursor.next_pack[0] + count, cursor.lane_homes),
@@ -100,7 +104,9 @@ class FakePlanner:
             next_step=settings,
             number=int64([cursor.next_pack[0] + i for i in range(count)]),
             pack_ids=ids,
-            specs=tuple(encode(_spec(pack_id)) for pack_id in ids),
+            specs=tuple(packed_spec(_spec(pack_id)) for pack_id in ids),
+            sample_marks=marks,
+            sample_counts=int64([1] * count),
             lane=int64([i % NUM_LANES for i in range(count)]),
             micro_step=int64([i // request.dp_size for i in range(count)]),
             dp_rank=int64([i % request.dp_size for i in range(count)]),
@@ -230,7 +236,14 @@ class Bench:
         return cells
 
     async def pull(
-        self, worker_id: str, session: int, after: int = 0, *, retiring: str = ""
+        self,
+        worker_id: str,
+        session: int,
+        after: int = 0,
+        *,
+        retiring: str = "",
+        reach: Iterable[str] = (),
+        **figures: Any,
     ) -> Work:
         counters = dict.fromkeys(
             ("ready_bytes", "ready_packs", "queued_packs", "built_packs", "served_packs"), 0
@@ -248,19 +261,28 @@ class Bench:
                 read_staged_bytes=0,
                 images=0,
                 retiring=retiring,
-                **counters,
+                reach=tuple(reach),
+                **(counters | figures),
             )
         )
 
-    async def ask(self, worker_id: str, session: int, pack_id: str) -> Assignment:
+    async def ask(
+        self, worker_id: str, session: int, pack_id: str, *, begins: bool = False
+    ) -> Assignment:
         return await self.coordinator.get_assignment(
             GetAssignment(
                 worker_id=worker_id,
                 lease=self.leases[worker_id],
                 session=session,
                 pack_id=pack_id,
+                begins=begins,
             )
         )
+
+    async def lose(self, worker_id: str) -> None:
+        """Its lease ends."""
+        self.coordinator.shared.registry.workers[worker_id].heard -= 1000
+        self.coordinator.work.expire()
 
     async def hole(
         self, worker_id: str, pack_id: str, number: int | str = 0, reason: str = "truncated JPEG"

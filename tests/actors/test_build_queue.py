@@ -1,4 +1,5 @@
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -249,3 +250,34 @@ def test_a_host_that_runs_ahead_grows_no_memory() -> None:
     builds.forget_before(6)
     assert builds.figures() == (0, 0, 0)
     assert not builds._taken_by
+
+
+def test_what_is_given_back_is_spread_over_the_order_of_need() -> None:
+    builds = queue()
+    builds.add(*(job(f"p{step}", step, 0) for step in range(10)))
+    assert build(builds) == "p0"
+    builds.want("p1")
+    given = builds.give_back(4)
+    assert given == ["p3", "p5", "p7", "p9"]
+    assert not any(builds.knows(pack_id) for pack_id in given)
+    assert builds.give_back(99) == ["p2", "p4", "p6", "p8"]
+    assert builds.give_back(99) == []  # a client waits for p1
+    assert builds.figures()[2] == 1
+    builds.add(job("p5", 5, 0))  # it comes back when nobody else is left
+    assert build(builds) == "p1" and build(builds) == "p5"
+
+
+def test_time_under_build_counts_every_pack() -> None:
+    builds = queue()
+    builds.add(job("a", 0, 0), job("b", 1, 0))
+    assert builds.busy_s() == 0
+    first, second = builds.take(), builds.take()
+    assert first is not None and second is not None
+    time.sleep(0.1)
+    both = builds.busy_s()
+    assert 0.2 <= both < 2
+    builds.finish(first, packed(1))
+    builds.fail(second, ServiceUnavailable("no"))
+    done = builds.busy_s()
+    time.sleep(0.05)
+    assert builds.busy_s() == done >= both

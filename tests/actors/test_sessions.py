@@ -12,6 +12,7 @@ from actors.bench import DIGEST, NUM_LANES, Bench, cursor_at, on_bench
 
 from dataservice.actors import work_desk
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
+from dataservice.actors.resuming import STATE_VERSION
 from dataservice.config import Config
 from dataservice.errors import (
     ConfigError,
@@ -278,7 +279,7 @@ def test_a_resumed_step_keeps_the_placement_it_was_handed_out_with(
         await bench.worker("w0")
         cursor = dataclasses.replace(cursor_at(3, 6, (1, 0)), ranks_per_node=1)
         state = ResumeState(
-            version=2,
+            version=STATE_VERSION,
             job="test",
             plan_digest=DIGEST,
             decoder="pil",
@@ -320,6 +321,9 @@ def test_a_resumed_step_keeps_the_placement_it_was_handed_out_with(
         ({}, {"lane_homes": (0,)}, "1 values in lane_homes, should be 2"),
         ({}, {"lane_homes": (0, -7)}, "lane_homes -7"),
         ({"micro_step": 1}, {"ranks_per_node": 2}, "ranks_per_node 2"),
+        ({}, {"next_pack": (7,)}, "place in the plan with the seal"),
+        ({}, {"lanes": ((3, 1), (3, 0))}, "place in the plan with the seal"),
+        ({}, {"seal": ""}, "place in the plan with the seal none"),
     ],
 )
 def test_a_damaged_state_is_refused_before_anything_is_planned(
@@ -328,7 +332,7 @@ def test_a_damaged_state_is_refused_before_anything_is_planned(
     async def check(bench: Bench) -> None:
         await bench.worker("w0")
         good = ResumeState(
-            version=2,
+            version=STATE_VERSION,
             job="test",
             plan_digest=DIGEST,
             decoder="pil",

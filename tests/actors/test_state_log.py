@@ -4,6 +4,7 @@ import pytest
 
 from dataservice.actors.holes import Hole
 from dataservice.actors.state_log import STEPS_A_RECORD, StateLog
+from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
 from dataservice.wire.messages import CursorState
 
@@ -39,7 +40,7 @@ def path(tmp_path: Path) -> str:
 
 def opened(path: str, digest: str = "plan") -> StateLog:
     log = StateLog(path)
-    log.start_epoch(digest)
+    log.start_epoch(digest, "a")
     return log
 
 
@@ -47,7 +48,7 @@ def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
     log = opened(path)
     generation = log.open_session("run", GRID, None, HOSTS, cursor(0), "pil")
     for step in range(STEPS_A_RECORD + 4):
-        log.placement(cursor(step))
+        log.placement(cursor(step), Exclusions())
         log.done(cursor(step))
     log.hole(HOLE)
     log.close()
@@ -67,8 +68,8 @@ def test_a_session_goes_on_from_its_last_checkpoint(path: str) -> None:
 def test_homes_hold_for_steps_that_may_have_been_handed_out_before_the_start(path: str) -> None:
     log = opened(path)
     log.open_session("run", GRID, None, HOSTS, cursor(0), "pil")
-    log.placement(cursor(0, (0, 1)))
-    log.placement(cursor(5, (1, 1)))
+    log.placement(cursor(0, (0, 1)), Exclusions())
+    log.placement(cursor(5, (1, 1)), Exclusions())
     assert log.homes_of(3) is None
     log.close()
     log = opened(path)
@@ -100,7 +101,7 @@ def test_the_journal_is_rewritten_at_the_start(path: str) -> None:
     log = opened(path)
     log.open_session("run", GRID, None, HOSTS, cursor(0), "pil")
     for step in range(50 * STEPS_A_RECORD):
-        log.placement(cursor(step))
+        log.placement(cursor(step), Exclusions())
         log.done(cursor(step))
     log.close()
     before = Path(path).stat().st_size

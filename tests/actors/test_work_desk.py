@@ -12,8 +12,15 @@ from actors.bench import DIGEST, Bench, cursor_at, on_bench, sample_of
 from support.demo_config import demo_settings, write_config
 
 from dataservice.actors.quarantine import QUARANTINE
+from dataservice.actors.resuming import STATE_VERSION
 from dataservice.config import Config, load_config
-from dataservice.errors import ImageError, RecordError, ResumeRefused, ServiceUnavailable
+from dataservice.errors import (
+    DataServiceError,
+    ImageError,
+    RecordError,
+    ResumeRefused,
+    ServiceUnavailable,
+)
 from dataservice.wire.messages import Assignment, ResumeState
 
 
@@ -46,7 +53,7 @@ async def endpoints_of(bench: Bench, session: int, done: int = 0) -> dict[str, s
     return {p.pack_id: p.endpoint.partition(":")[0] for cell in cells.cells for p in cell}
 
 
-def test_what_a_worker_had_that_ended_without_a_word_is_built_isolated(
+def test_what_a_worker_may_have_been_building_that_ended_without_a_word_is_built_isolated(
     config: Config, tmp_path: Path
 ) -> None:
     async def check(bench: Bench) -> None:
@@ -58,21 +65,99 @@ def test_what_a_worker_had_that_ended_without_a_word_is_built_isolated(
         before = await bench.pull("w1", session)
         assert not any(a.isolated for a in before.assignments)
         last = max(a.sequence for a in before.assignments)
-        await bench.pull("w0", session)
-        bench.coordinator.shared.registry.workers["w0"].heard -= 100
-        bench.coordinator.work.expire()
+        lost = sorted(p for p, owner in owners.items() if owner == "w0")
+        await bench.pull("w0", session, reach=[*lost[:2], "99.0"])
+        await bench.lose("w0")
         moved = by_pack((await bench.pull("w1", session, after=last)).assignments)
-        assert {p for p, owner in owners.items() if owner == "w0"} <= set(moved)
-        assert all(a.isolated for a in moved.values())
-        for pack_id, owner in owners.items():
-            assert (await bench.ask("w1", session, pack_id)).isolated == (owner == "w0")
+        assert set(lost) <= set(moved)
+        assert {p for p, a in moved.items() if a.isolated} == set(lost[:2])
+        assert not any(a.alone for a in moved.values())
+        for pack_id in owners:
+            asked = await bench.ask("w1", session, pack_id)
+            assert (asked.isolated, asked.alone) == (pack_id in lost[:2], False)
         counters = (await bench.status())["counters"]
-        assert counters["workers_lost"] == 1
-        assert counters["packs_suspected"] == len(moved)
+        assert (counters["workers_lost"], counters["packs_suspected"]) == (1, 2)
         # a process that comes back under its name has ended as well
         await bench.worker("w1")
         again = by_pack((await bench.pull("w1", session)).assignments)
-        assert set(owners) <= set(again) and all(a.isolated for a in again.values())
+        assert {p for p, a in again.items() if a.isolated} == set(moved), "the second loss"
+        assert not any(a.alone for a in again.values()), "it named none of them"
+
+    on_bench(config, tmp_path / "state", check)
+
+
+async def ended_by(bench: Bench, session: int, pack_id: str, names: list[str]) -> None:
+    """One worker after another, by one pack of many."""
+    for name in names:
+        await bench.worker(name)
+        await bench.pull(name, session, reach=[pack_id])
+        asked = await bench.ask(name, session, pack_id)
+        if asked.alone:
+            await bench.ask(name, session, pack_id, begins=True)
+        await bench.lose(name)
+
+
+@pytest.mark.parametrize("policy", ["hole", "fallback"])
+def test_a_pack_that_ends_one_worker_after_another_becomes_holes_and_no_other_does(
+    policy: str, config: Config, tmp_path: Path
+) -> None:
+    config = under(config, policy)
+
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run", micro_steps=2)).session
+        await bench.one(session, 0, done=0)
+        await bench.lose("w0")
+        await ended_by(bench, session, "0.1", ["w1", "w2", "w3", "w4"])
+        assert (await bench.status())["holes"] == 0
+        await ended_by(bench, session, "0.1", ["w5"])
+        await bench.worker("w6")
+        reason = "3 workers ended while they built pack 0.1, which it is in"
+        keys = [f"{sample_of('0.1')}#{part}" for part in ("record", 0)]
+        assert (await bench.ask("w6", session, "0.1")).holes == dict.fromkeys(keys, reason)
+        assert (await bench.ask("w6", session, "0.0")).holes == {}
+        status = await bench.status()
+        assert (status["state"], status["holes"]) == ("serving", 2)
+        assert status["counters"]["packs_condemned"] == 1
+        # it goes on: nothing of it is left to leave out
+        await bench.lose("w6")
+        await ended_by(bench, session, "0.1", ["w7"])
+        words = rf"pack 0\.1 ended 4 workers.*without any of its samples \({sample_of('0.1')}\)"
+        with pytest.raises(DataServiceError, match=words):
+            await bench.steps(session, 0, done=0)
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_where_holes_are_not_allowed_such_a_pack_fails_the_job_and_is_named(
+    config: Config, tmp_path: Path
+) -> None:
+    config = under(config, "fail")
+
+    async def check(bench: Bench) -> None:
+        session = await bench.begun()
+        await bench.lose("w0")
+        await ended_by(bench, session, "0.0", ["w1", "w2", "w3", "w4", "w5"])
+        words = rf"sample {sample_of('0.0')}.*3 workers ended while they built pack 0\.0"
+        with pytest.raises(RecordError, match=words):
+            await bench.steps(session, 0, done=0)
+
+    on_bench(config, tmp_path / "state", check)
+
+
+def test_a_pack_that_is_built_before_its_worker_ends_is_not_blamed(
+    config: Config, tmp_path: Path
+) -> None:
+    async def check(bench: Bench) -> None:
+        session = await bench.begun()
+        await bench.lose("w0")
+        await ended_by(bench, session, "0.0", ["w1", "w2", "w3", "w4"])
+        for name in ("w5", "w6", "w7"):
+            await bench.worker(name)
+            assert (await bench.ask(name, session, "0.0", begins=True)).alone
+            await bench.pull(name, session)
+            await bench.lose(name)
+        assert (await bench.status())["holes"] == 0
 
     on_bench(config, tmp_path / "state", check)
 
@@ -83,9 +168,8 @@ def test_packs_that_were_given_out_are_no_suspects(config: Config, tmp_path: Pat
         session = (await bench.open("run", micro_steps=2)).session
         await bench.one(session, 0, done=0)
         await bench.one(session, 1, done=1)
-        await bench.pull("w0", session)
-        bench.coordinator.shared.registry.workers["w0"].heard -= 100
-        bench.coordinator.work.expire()
+        await bench.pull("w0", session, reach=["0.0", "1.0"])
+        await bench.lose("w0")
         await bench.worker("w1")
         assert not (await bench.ask("w1", session, "0.0")).isolated
         assert (await bench.ask("w1", session, "1.0")).isolated
@@ -100,8 +184,7 @@ def test_a_worker_that_never_asked_for_work_makes_no_suspects(
         await bench.worker("w0")
         session = (await bench.open("run", micro_steps=2)).session
         owners = await endpoints_of(bench, session)
-        bench.coordinator.shared.registry.workers["w0"].heard -= 100
-        bench.coordinator.work.expire()
+        await bench.lose("w0")
         await bench.worker("w1")
         for pack_id in owners:
             assert not (await bench.ask("w1", session, pack_id)).isolated
@@ -136,8 +219,7 @@ def test_a_retiring_worker_loses_its_packs_at_once_and_may_leave(
         assert told == {"w0": (True, "4 decodes hang"), "w1": (False, "")}
         assert status["counters"]["workers_retired"] == 1
         assert (await bench.pull("w0", session, retiring="4 decodes hang")).drain
-        bench.coordinator.shared.registry.workers["w0"].heard -= 100
-        bench.coordinator.work.expire()
+        await bench.lose("w0")
         counters = (await bench.status())["counters"]
         assert counters["workers_retired"] == 1
         assert "workers_lost" not in counters and "packs_suspected" not in counters
@@ -294,7 +376,7 @@ def test_a_saved_state_is_not_resumed_under_another_policy(
     saved: str, config: Config, tmp_path: Path
 ) -> None:
     state = ResumeState(
-        version=2,
+        version=STATE_VERSION,
         job="test",
         plan_digest=DIGEST,
         decoder=saved,

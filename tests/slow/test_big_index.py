@@ -20,6 +20,7 @@ import yaml
 from storage.bigindex import write_big_index
 
 from dataservice.actors.planner import cursor_state
+from dataservice.actors.resuming import STATE_VERSION
 from dataservice.config import load_config
 from dataservice.core.plan import Plan
 from dataservice.core.settings import Grid
@@ -151,7 +152,7 @@ def _state(config_path: Path, grid: Grid) -> ResumeState:
     plan = Plan(config.plan, Index.open(config.index_dir))
     cursor = plan.skip(plan.start(), grid, LATER_STEP)
     return ResumeState(
-        version=2,
+        version=STATE_VERSION,
         job="big",
         plan_digest=plan.digest,
         decoder=DECODER,

@@ -8,15 +8,20 @@ names resemble their neighbours, and 10 us to read when its block is not decoded
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import zstandard
+from numpy.typing import NDArray
 
 from dataservice.core.lru import LRUCache
 from dataservice.errors import StaleIndexError
 from dataservice.storage.tables import open_batch, write_batch
+
+Ints = NDArray[np.int64]
 
 BLOCK_NAMES = 256
 NAMES = pa.schema([("block", pa.large_binary())])
@@ -81,6 +86,16 @@ class NameBlocks:
     def __getitem__(self, row: int) -> str:
         block, place = divmod(row, BLOCK_NAMES)
         return self._kept.get((self._path, block), lambda: self._block(block))[place]
+
+    def take(self, rows: Ints) -> list[str]:
+        """Each block is decoded once at most."""
+        blocks, block_of = np.unique(rows // BLOCK_NAMES, return_inverse=True)
+        decoded = [
+            self._kept.get((self._path, block), partial(self._block, block))
+            for block in blocks.tolist()
+        ]
+        places = zip(block_of.tolist(), (rows % BLOCK_NAMES).tolist(), strict=True)
+        return [decoded[block][place] for block, place in places]
 
     def __iter__(self) -> Iterator[str]:
         for block in range(len(self._blocks)):

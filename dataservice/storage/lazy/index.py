@@ -7,7 +7,7 @@ counted go to `blocks.on_missing`. The object may be read by many threads. Close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -19,7 +19,7 @@ from dataservice.core.settings import PlanSettings
 from dataservice.core.tables import SampleColumns, SourceStats, WindowPlan
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
-from dataservice.storage.index import Index
+from dataservice.storage.index import Index, items_of
 from dataservice.storage.index_files import IndexArchive, IndexShard
 from dataservice.storage.index_rows import FolderFile, Rejected
 from dataservice.storage.lazy.block_store import BlockStore
@@ -119,10 +119,12 @@ class LazyIndex(Index):
         self._need(source, rows)
         return super().columns(source, rows)
 
-    def pack_spec(self, window: WindowPlan, number: int, *, rules: VisionRules) -> PackSpec:
-        begin, end = window.item_offsets[number : number + 2].tolist()
-        self._need(window.source[begin:end], window.row[begin:end])
-        return super().pack_spec(window, number, rules=rules)
+    def pack_specs(
+        self, window: WindowPlan, numbers: Sequence[int], *, rules: VisionRules
+    ) -> list[PackSpec]:
+        items = items_of(window, numbers)
+        self._need(window.source[items], window.row[items])
+        return super().pack_specs(window, numbers, rules=rules)
 
     def shards_of(self, window: WindowPlan) -> tuple[ShardRef, ...]:
         self._need(window.source, window.row)
@@ -234,6 +236,9 @@ class _Folder(IndexArchive):
 
     def name(self, member: int) -> str:
         return self._shard.folder_file(member).name
+
+    def names_of(self, members: Ints) -> list[str]:
+        return [self.name(member) for member in members.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,171 @@
+"""The coordinator's actor as its supervisor sees it: started, asked, killed, started again.
+
+Invariants: the first start chooses the port, each later one takes the same; of one whose process
+may still run there is never a second: it is killed by its process id before the next one starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dataservice.actors.ray_actors import CoordinatorActor
+from dataservice.config import Config, config_to_json
+from dataservice.errors import DeadlineExceeded, ServiceUnavailable
+
+START_TIMEOUT_S = 300.0
+POLL_S = 0.2
+PROBE_S = 2.0
+END_S = 5.0
+"""A killed process is gone by then."""
+
+
+class CoordinatorEnded(ServiceUnavailable):
+    """The actor's process has ended, or says nothing any more."""
+
+
+class RayCoordinator:
+    """Safe across threads, but for `start` and `kill`, which one thread calls."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._handle: Any = None
+        self._endpoint = ""
+        self._process: _Process | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """ "" before the first start."""
+        return self._endpoint
+
+    @property
+    def is_up(self) -> bool:
+        process = self._process
+        return self._handle is not None and process is not None and not process.has_ended()
+
+    def start(self, given_up: Callable[[], bool]) -> None:
+        """Returns when it answers; raises what it refused to start with, CoordinatorEnded when its
+        process ended, DeadlineExceeded, and ServiceUnavailable once `given_up`."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
+        remote: Any = ray.remote(**options)(CoordinatorActor)
+        handle = remote.remote(config_to_json(self._config))
+        port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else None
+        try:
+            self._process = None
+            self._process = _Process(self._answer(handle.pid.remote(), given_up))
+            self._endpoint = self._answer(handle.start.remote(port), given_up)
+        except BaseException:
+            self._end(handle)
+            raise
+        self._handle = handle
+
+    def _answer(self, reference: Any, given_up: Callable[[], bool]) -> Any:
+        until = time.monotonic() + START_TIMEOUT_S
+        while not ray.wait([reference], timeout=POLL_S)[0]:
+            if given_up():
+                raise ServiceUnavailable("stopped before the coordinator was up")
+            if self._process is not None and self._process.has_ended():
+                raise CoordinatorEnded("the coordinator ended while it started")
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"the coordinator did not start within {START_TIMEOUT_S:g} s"
+                )
+        return _result(reference)
+
+    def changed(self) -> Any:
+        """An object reference that is done when the fleet should be looked at, or the actor is
+        gone."""
+        return self._alive().fleet_changed.remote()
+
+    def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        """What the actor's `method` returns; CoordinatorEnded, or what it raised."""
+        reference = getattr(self._alive(), method).remote(*arguments)
+        until = time.monotonic() + timeout_s
+        while not ray.wait([reference], timeout=POLL_S)[0]:
+            self._alive()
+            if time.monotonic() > until:
+                raise CoordinatorEnded(f"the coordinator has not answered for {timeout_s:g} s")
+        return _result(reference)
+
+    def _alive(self) -> Any:
+        handle = self._handle
+        if handle is None or not self.is_up:
+            raise CoordinatorEnded("the coordinator has ended")
+        return handle
+
+    def kill(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._end(handle)
+
+    def _end(self, handle: Any) -> None:
+        if self._process is not None:
+            self._process.kill()  # Ray asks a process to end, and one that is stopped does not
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(handle)
+
+
+def head_answers() -> bool:
+    """Whether somebody listens where Ray's head is; does not wait for Ray."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=PROBE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _result(reference: Any) -> Any:
+    try:
+        return ray.get(reference, timeout=POLL_S)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise CoordinatorEnded(f"the coordinator has ended: {words[0]}") from None
+
+
+class _Process:
+    """Of this machine; its descriptor tells it from a later one with the same id. Safe across
+    threads."""
+
+    def __init__(self, pid: int) -> None:
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self._ended = False
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended = True
+
+    def has_ended(self) -> bool:
+        """Known at once, also while Ray has lost its head."""
+        with self._lock:
+            return self._ended or self._wait(0.0)
+
+    def kill(self) -> None:
+        """And waits END_S for its end."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+            self._wait(END_S)
+            os.close(self._descriptor)
+            self._descriptor, self._ended = -1, True
+
+    def _wait(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
