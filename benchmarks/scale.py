@@ -304,10 +304,42 @@ def _resident(pid: int) -> int:
 
 
 HEADINGS = [
-    ("", "step", "RPC", "coordinator", "", "planner", "", "peak", "peak", "inside", "", "probe", "")
-    + ("clients", "", "loop"),
-    ("", "s", "/s", "CPU s/step", "core", "CPU s/step", "s/step", "GiB", "planner", "p50", "p99")
-    + ("p50", "p99", "p50", "p99", "late"),
+    (
+        "",
+        "step",
+        "RPC",
+        "coordinator",
+        "",
+        "planner",
+        "",
+        "peak",
+        "peak",
+        "inside",
+        "",
+        "probe",
+        "",
+        "clients",
+        "",
+        "loop",
+    ),
+    (
+        "",
+        "s",
+        "/s",
+        "CPU s/step",
+        "core",
+        "CPU s/step",
+        "s/step",
+        "GiB",
+        "planner",
+        "p50",
+        "p99",
+        "p50",
+        "p99",
+        "p50",
+        "p99",
+        "late",
+    ),
 ]
 LEGEND = """\
 inside: milliseconds of a call in the coordinator, its waits for news excluded. probe: milliseconds

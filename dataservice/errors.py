@@ -15,6 +15,7 @@
     |-- ResumeRefused          a cursor cannot be continued exactly (also a ValueError)
     |-- SessionFenced          a newer run of the trainer reads this job
     |-- LeaseLost              a worker or stager was taken for dead and must register anew
+    |-- JobHeld              another coordinator serves this job
     |-- HoleBudgetExceeded     more holes than the error policy allows
     |-- ServiceUnavailable     nobody answers; the cursor is intact
     `-- DeadlineExceeded       a wait ended at its deadline (also a TimeoutError)
@@ -119,6 +120,10 @@ class SessionFenced(DataServiceError):
 
 class LeaseLost(DataServiceError):
     """A worker or stager was silent for longer than its lease; it must register anew."""
+
+
+class JobHeld(DataServiceError):
+    """Another coordinator serves this job; the text names it."""
 
 
 class HoleBudgetExceeded(DataServiceError):

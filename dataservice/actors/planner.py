@@ -7,6 +7,7 @@ it never outlives the coordinator; nothing but replies is written to standard ou
 from __future__ import annotations
 
 import os
+import resource
 import struct
 import sys
 import time
@@ -46,6 +47,7 @@ from dataservice.errors import DataServiceError
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.index import Index
 from dataservice.storage.lazy import BlocksMissing, check_lazy_plan
+from dataservice.storage.staging import budget_warnings
 from dataservice.wire.messages import CursorState, StepSettings
 from dataservice.wire.schema import decode, encode
 
@@ -126,6 +128,8 @@ class Planner:
 
     def info(self) -> PlanInfo:
         homes = (-1,) * self.plan.num_lanes
+        staging = self.config.staging
+        budget = staging.budget_bytes if staging.cache_dir is not None else None
         return PlanInfo(
             digest=self.plan.digest,
             phase_digests=self.plan.phase_digests,
@@ -136,7 +140,7 @@ class Planner:
             pack_length=max(phase.pack_length for phase in self.plan.streams[0].phases),
             num_lanes=self.plan.num_lanes,
             start=cursor_state(self.plan, self.plan.start(), homes),
-            warnings=self.plan.warnings,
+            warnings=(*self.plan.warnings, *budget_warnings(self.index.manifest, budget)),
             num_samples=sum(sum(s.shard_samples) for s in self.index.sources),
             vocab_size=self.renderer.vocab_size,
             pad_token=self.renderer.pad_token,
@@ -317,6 +321,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may be aborted, to say where it stands
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # which helpers do not inherit
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 import threading
 
 from dataservice.actors.member import PULL_WAIT_S, Member
@@ -17,6 +18,10 @@ from dataservice.config import config_from_json
 from dataservice.errors import ConfigError
 from dataservice.storage.staging import Copiers, Need, StagingArea
 from dataservice.wire.staging import PullStaging, RegisterStager, ShardNeed, StagerRegistered
+
+START_SPREAD_S = 1.0
+"""Over which the stagers of a cluster that starts begin to copy, so that its origin is not asked by
+all of them at once."""
 
 
 def open_area(config_json: str) -> StagingArea:
@@ -30,6 +35,7 @@ def open_area(config_json: str) -> StagingArea:
         deadline_s=staging.deadline_s,
         streams=staging.copy_streams,
         max_bytes_per_s=staging.max_bytes_per_s,
+        start_after_s=random.uniform(0.0, START_SPREAD_S),
     )
 
 

@@ -1,6 +1,8 @@
 """Staging at the coordinator: which data node holds which lane, and what its stager needs when.
 
-Invariants: lanes move only when the set of stagers changes; the lists follow the slowest rank.
+Invariants: lanes move only when the set of stagers changes, and then no more of them than must;
+a set that has been the same for a stager's lease is what later changes start from, also after a
+coordinator restart; the lists follow the slowest rank.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import time
+from collections.abc import Collection
 
 from dataservice.actors.plan_messages import NeedsRequest
 from dataservice.actors.shared import MAX_WAIT_S, Shared
@@ -33,18 +37,39 @@ class StagingDesk:
         self._shared = shared
         self._lane_needs: tuple[tuple[ShardNeed, ...], ...] = ()
         self._needs_version = 0
+        self._holders: tuple[str, ...] = ()
+        """By lane, the name of the node that has it now."""
+        self._changed = 0.0
+        """When the set of stagers did."""
+        self._came = False
+        """Whether any stager has."""
+        self._expected_until = math.inf
+        """Then those of `log.lane_holders` that have not come are given up."""
 
     def expire(self) -> None:
-        registry = self._shared.registry
+        registry, now = self._shared.registry, time.monotonic()
         for node in registry.expired_stagers():
             del registry.stagers[node]
             self._shared.counters["stagers_lost"] += 1
             _LOG.warning("stager of %s is gone; its lanes move", node)
             self.map_lanes()
             self._shared.on_scale()
+        if self._expected_until <= now:
+            self._expected_until = math.inf
+            self.map_lanes()
+        elif self._holders and now - self._changed > registry.stager_lease_s:
+            self._settle()
+
+    def _settle(self) -> None:
+        log = self._shared.log
+        if self._holders != log.lane_holders:
+            log.lanes(self._holders)
 
     async def register_stager(self, request: RegisterStager) -> StagerRegistered:
         _ = self._shared.plan
+        if not self._came and self._shared.log.lane_holders:
+            self._expected_until = time.monotonic() + self._shared.registry.stager_lease_s
+        self._came = True
         seat = self._shared.registry.seat_stager(request)
         _LOG.info("stager joined on %s, cache %s", request.node, request.cache_dir)
         self.map_lanes()
@@ -54,13 +79,28 @@ class StagingDesk:
         """By the names of hosts where these differ, which a cluster that is started anew has again:
         its caches hold the lanes that they held before."""
         stagers = self._shared.registry.stagers
-        nodes = sorted(stagers)
-        hosts = [stagers[node].hello.host for node in nodes]
-        names = hosts if len(set(hosts)) == len(hosts) else nodes
-        placed = lane_nodes(self._shared.plan.num_lanes, names) if nodes else ()
-        self._shared.lane_nodes = tuple(nodes[i] for i in placed)
+        hosts = [seat.hello.host for seat in stagers.values()]
+        by_host = len(set(hosts)) == len(hosts)
+        nodes = {seat.hello.host if by_host else node: node for node, seat in stagers.items()}
+        before = self._shared.lane_nodes
+        self._holders = self._placed(nodes)
+        self._shared.lane_nodes = tuple(nodes.get(name, "") for name in self._holders)
+        self._shared.counters["lanes_moved"] += sum(
+            old not in ("", new) for old, new in zip(before, self._shared.lane_nodes, strict=False)
+        )
+        self._changed = time.monotonic()
         self._needs_version += 1
         self._shared.changes.notify()
+
+    def _placed(self, nodes: Collection[str]) -> tuple[str, ...]:
+        """Name of the node that has each lane. After a restart of the coordinator the nodes that
+        held lanes keep them until their stagers had time to come."""
+        if not nodes:
+            return ()
+        held = self._shared.log.lane_holders
+        waited_for = {*held} if self._expected_until < math.inf else set()
+        names = sorted({*nodes} | waited_for)
+        return tuple(names[i] for i in lane_nodes(self._shared.plan.num_lanes, names, held))
 
     async def pull_staging(self, request: PullStaging) -> Staging:
         seat = self._shared.registry.stager(request.node, request.lease)

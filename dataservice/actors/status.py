@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from dataservice.actors.registry import StagerSeat, WorkerSeat
@@ -32,18 +33,21 @@ def status_of(shared: Shared) -> dict[str, Any]:
     plan = shared.info
     if plan is None:
         return {"state": "opening", "job": shared.config.job}
-    session = shared.session
+    session, ownership = shared.session, shared.log.ownership
     failed = session is not None and session.failure is not None
     workers = [_worker(seat) for _, seat in sorted(shared.registry.workers.items())]
     return {
         "state": "failed" if failed else "serving",
         "job": shared.config.job,
+        "epoch": ownership.epoch if ownership is not None else 0,
         "plan_digest": plan.digest,
         "decoder": shared.decoder,
         "samples": plan.num_samples,
         "session": _session(session),
         "workers": workers,
-        "stagers": [_stager(seat) for _, seat in sorted(shared.registry.stagers.items())],
+        "stagers": [
+            _stager(seat, shared.lane_nodes) for _, seat in sorted(shared.registry.stagers.items())
+        ],
         "bad_image": shared.config.errors.bad_image,
         "holes": len(shared.holes),
         "hole_reasons": shared.holes.first_reasons(100),
@@ -115,13 +119,14 @@ def _worker(seat: WorkerSeat) -> dict[str, Any]:
         "read_origin_bytes": stats.read_origin_bytes if stats else 0,
         "read_staged_bytes": stats.read_staged_bytes if stats else 0,
         "storage_stalls": stats.storage_stalls if stats else 0,
+        "storage_retries": stats.storage_retries if stats else 0,
         "stuck_reads": stats.stuck_reads if stats else 0,
         "stuck_decodes": stats.stuck_decodes if stats else 0,
         "memory_bytes": stats.memory_bytes if stats else 0,
     }
 
 
-def _stager(seat: StagerSeat) -> dict[str, Any]:
+def _stager(seat: StagerSeat, lane_nodes: Sequence[str]) -> dict[str, Any]:
     stats = seat.stats
     figures = {name: getattr(stats, name) if stats else empty for name, empty in _STAGER.items()}
     return {
@@ -129,5 +134,6 @@ def _stager(seat: StagerSeat) -> dict[str, Any]:
         "host": seat.hello.host,
         "cache_dir": seat.hello.cache_dir,
         "budget_bytes": seat.hello.budget_bytes,
+        "lanes": [lane for lane, node in enumerate(lane_nodes) if node == seat.hello.node],
         **figures,
     }

@@ -210,6 +210,7 @@ class Worker:
             read_staged_bytes=tools.reader.staged_bytes,
             images=self._images,
             storage_stalls=self._stalls,
+            storage_retries=tools.reader.retries,
             stuck_reads=tools.reader.stuck_reads,
             stuck_decodes=tools.stuck_decodes,
             memory_bytes=resident_bytes(),

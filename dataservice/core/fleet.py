@@ -50,10 +50,15 @@ def plan_fleet(
     workers: Mapping[str, str],
     target: int,
     wait_for_nodes: bool = False,
+    starting: bool = False,
 ) -> FleetChange:
     """`nodes`: usable data nodes -> workers that each has room for; `stagers`: nodes that have one;
     `workers`: id -> node, or NOWHERE, of the live ones that are not draining; `target`: how many
-    workers there should be; `wait_for_nodes`: whether they may be started while there is none."""
+    workers there should be; `wait_for_nodes`: whether they may be started while there is none;
+    `starting`: whether one of them is not up yet.
+
+    A node that joined, or was crowded out, gets workers of crowded ones, one at a time: the new one
+    comes up before the old one is drained."""
     load = Counter(dict.fromkeys(nodes, 0))
     for node in workers.values():
         if node in load:
@@ -65,9 +70,11 @@ def plan_fleet(
         if free:
             load[node] += 1
         start.append(node)
+    if nodes and len(workers) == target and not starting:
+        start += _spread(nodes, load)
     left = dict(workers)
     drain: list[str] = []
-    while len(left) > target:
+    while len(left) > target and not (starting and len(left) == target + 1):
         crowd = Counter(left.values())
         worker = max(left, key=lambda w: (left[w] == NOWHERE, crowd[left[w]], w))
         del left[worker]
@@ -77,3 +84,12 @@ def plan_fleet(
         start_workers=tuple(start),
         drain_workers=tuple(drain),
     )
+
+
+def _spread(nodes: Mapping[str, int], load: Counter[str]) -> list[str]:
+    """The node that should have a worker of a crowded one."""
+    free = [n for n in sorted(load) if load[n] < nodes[n]]
+    emptiest = min(free, key=lambda n: load[n], default=None)
+    if emptiest is None or max(load.values()) < load[emptiest] + 2:
+        return []
+    return [emptiest]

@@ -148,7 +148,9 @@ class FileCache:
         return len(gone)
 
     def close(self) -> None:
+        """A read that is still under way, or comes later, keeps no file open."""
         with self._lock:
+            self._capacity = 0
             while self._files:
                 self._close_when_idle(self._files.popitem()[1])
 

@@ -29,11 +29,6 @@ class ImagePlace(NamedTuple):
     crc32: int
 
 
-def member_place(members: Mapping[str, Column], name: str, member: int) -> ImagePlace:
-    """Of row `member` of an archive's or folder's table."""
-    return member_places(members, [name], np.array([member]))[0]
-
-
 def member_columns(members: Mapping[str, Column], rows: Ints) -> tuple[Ints, ...]:
     """Of rows of an archive's or folder's table: an ImagePlace without its name, by field."""
     offset, stored, size, method, crc32 = (

@@ -90,6 +90,8 @@ class Store:
         self._pool = ReaderPool(threads=threads)
         self._attempts = attempts
         self._sleep = sleep
+        self.retries = 0
+        """Attempts after the first; threads may miss one of each other's."""
 
     @property
     def stuck_reads(self) -> int:
@@ -149,6 +151,7 @@ class Store:
         def next_attempt() -> T:
             if failed:
                 raise failed.pop()
+            self.retries += 1
             return attempt()
 
         return tenacity.Retrying(
@@ -226,6 +229,11 @@ class ShardReader:
     @property
     def stuck_reads(self) -> int:
         return self._store.stuck_reads
+
+    @property
+    def retries(self) -> int:
+        """Reads that failed in a way that may pass, and were tried again."""
+        return self._store.retries
 
     def read(self, shard: ShardRef, offset: int, size: int) -> bytes:
         """Exactly `size` bytes of the shard's content (unpacked, where it is gz, zst or zip).
@@ -347,9 +355,9 @@ class ShardReader:
                 "run `dataservice index` again"
             )
         if len(data) != size:
-            raise StaleIndexError(
-                f"{_name(shard)} ends at {offset + len(data)}, but {size} bytes are wanted at "
-                f"{offset}: it changed; run `dataservice index` again"
+            raise StorageError(
+                f"{_name(shard)}: {len(data)} of {size} bytes came at {offset}, though it is "
+                f"still {shard.size_bytes} bytes long"
             )
         return data
 

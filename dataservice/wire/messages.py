@@ -278,6 +278,8 @@ class PullWork:
     """(file, block) of each block that it has to count and has not reported."""
     storage_stalls: int = 0
     """Builds that failed because a read was given up at its deadline."""
+    storage_retries: int = 0
+    """Reads that failed in a way that may pass, and were tried again."""
     stuck_reads: int = 0
     """Reads past their deadline that have not come back yet."""
     stuck_decodes: int = 0

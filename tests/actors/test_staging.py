@@ -2,48 +2,153 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
+import pytest
 from support.demo_config import demo_config
 from support.harness import read_ranks
 from support.local_service import LocalService
 
+from dataservice.actors.registry import Registry
 from dataservice.actors.staging_desk import StagingDesk
+from dataservice.actors.state_log import StateLog
 from dataservice.core.lanes import lane_nodes
+from dataservice.wire.staging import RegisterStager
+
+LANES = 8
+LEASE_S = 10.0
 
 
-def mapped(hosts: dict[str, str]) -> tuple[str, ...]:
-    """Node of each of eight lanes, for stagers of these nodes on these hosts."""
-    stagers = {node: SimpleNamespace(hello=SimpleNamespace(host=h)) for node, h in hosts.items()}
-    shared: Any = SimpleNamespace(
-        registry=SimpleNamespace(stagers=stagers),
-        plan=SimpleNamespace(num_lanes=8),
-        changes=SimpleNamespace(notify=lambda: None),
-        lane_nodes=(),
-    )
-    StagingDesk(shared).map_lanes()
-    found: tuple[str, ...] = shared.lane_nodes
-    return found
+class Desk:
+    """A coordinator's staging desk with its stagers, on a clock of the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, holders: tuple[str, ...] = ()) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.log = SimpleNamespace(lane_holders=holders, lanes=self._journalled)
+        self.shared: Any = SimpleNamespace(
+            registry=Registry(lease_s=LEASE_S / 5, stager_lease_s=LEASE_S),
+            plan=SimpleNamespace(num_lanes=LANES),
+            changes=SimpleNamespace(notify=lambda: None),
+            counters=Counter(),
+            log=self.log,
+            lane_nodes=(),
+            on_scale=lambda: None,
+        )
+        self.desk = StagingDesk(self.shared)
+
+    def _journalled(self, holders: tuple[str, ...]) -> None:
+        self.log.lane_holders = holders
+
+    def join(self, node: str, host: str) -> None:
+        hello = RegisterStager(node=node, host=host, cache_dir="/cache", budget_bytes=1)
+        asyncio.run(self.desk.register_stager(hello))
+
+    def later(self, seconds: float, *, silent: str = "") -> None:
+        """Time passes, and all stagers but one are heard."""
+        for _ in range(math.ceil(seconds)):
+            self.now += 1.0
+            for node, seat in self.shared.registry.stagers.items():
+                seat.heard = seat.heard if node == silent else self.now
+            self.desk.expire()
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The node of each."""
+        return self.shared.lane_nodes
+
+    def moved_since(self, before: tuple[str, ...]) -> int:
+        return sum(a != b for a, b in zip(before, self.lanes, strict=True))
 
 
-def test_a_host_has_the_same_lanes_in_a_cluster_started_anew() -> None:
-    before = mapped({"id1": "a", "id2": "b", "id3": "c"})
-    after = mapped({"id9": "a", "id5": "b", "id7": "c"})
-    names = {"id1": "id9", "id2": "id5", "id3": "id7"}
-    assert after == tuple(names[node] for node in before)
-    assert [("a", "b", "c")[i] for i in lane_nodes(8, ["a", "b", "c"])] == [
-        {"id1": "a", "id2": "b", "id3": "c"}[node] for node in before
-    ]
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(monkeypatch)
 
 
-def test_nodes_on_one_host_are_told_apart() -> None:
-    assert set(mapped({"id1": "a", "id2": "a"})) == {"id1", "id2"}
-    assert mapped({}) == ()
+def test_a_host_has_the_same_lanes_in_a_cluster_started_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for nodes in ({"id1": "a", "id2": "b", "id3": "c"}, {"id9": "c", "id5": "a", "id7": "b"}):
+        desk = Desk(monkeypatch)
+        for node, host in nodes.items():
+            desk.join(node, host)
+        found.append([nodes[node] for node in desk.lanes])
+    assert found[0] == found[1] == [("a", "b", "c")[i] for i in lane_nodes(LANES, ["a", "b", "c"])]
+
+
+def test_nodes_on_one_host_are_told_apart(desk: Desk) -> None:
+    desk.join("id1", "a")
+    desk.join("id2", "a")
+    assert Counter(desk.lanes) == {"id1": 4, "id2": 4}
+
+
+def test_a_node_that_joins_or_leaves_moves_no_lane_of_others(desk: Desk) -> None:
+    for node in "abc":
+        desk.join(node, node)
+    desk.later(LEASE_S + 1)
+    before = desk.lanes
+    desk.join("d", "d")
+    assert desk.moved_since(before) == desk.lanes.count("d") == 2
+    desk.later(LEASE_S + 1)
+    before = desk.lanes
+    desk.later(LEASE_S + 1, silent="b")
+    assert desk.moved_since(before) == before.count("b") and "b" not in desk.lanes
+    assert desk.shared.counters == {"stagers_lost": 1, "lanes_moved": ANY}
+
+
+def test_a_node_that_comes_back_soon_has_its_lanes_again(desk: Desk) -> None:
+    for node in "abc":
+        desk.join(node, node)
+    desk.later(LEASE_S + 1)
+    before = desk.lanes
+    desk.later(LEASE_S + 1, silent="b")
+    assert desk.lanes != before
+    desk.join("b", "b")
+    assert desk.lanes == before
+
+
+def test_a_coordinator_that_restarts_waits_for_the_nodes_that_held_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holders = tuple("aabbccbc")
+    desk = Desk(monkeypatch, holders)
+    desk.join("id-a", "a")
+    assert desk.lanes == ("id-a", "id-a", "", "", "", "", "", "")
+    desk.join("id-c", "c")
+    assert desk.lanes.count("id-c") == 3
+    desk.later(LEASE_S - 1)
+    assert desk.lanes.count("") == 3
+    desk.later(2)
+    assert Counter(desk.lanes) == {"id-a": 4, "id-c": 4}
+    desk.join("id-b", "b")
+    assert "".join(node[3:] for node in desk.lanes) == "".join(holders)
+
+
+def test_lanes_that_moved_for_long_are_journalled(tmp_path: Path) -> None:
+    log = StateLog(str(tmp_path / "journal"))
+    log.start_epoch("plan")
+    log.lanes(("a", "b"))
+    log.close()
+    again = StateLog(str(tmp_path / "journal"))
+    assert again.lane_holders == ("a", "b")
+    again.start_epoch("plan")
+    again.close()
+    again = StateLog(str(tmp_path / "journal"))
+    assert again.lane_holders == ("a", "b")
+    again.start_epoch("another plan, whose lanes hold other data")
+    assert again.lane_holders == ()
+    again.close()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

@@ -31,6 +31,8 @@ from chaos.targets import Targets
 from support import small_disk
 from support.rank_processes import RankProcesses
 
+from dataservice.errors import DataServiceError
+
 FIRST_DP_SIZE = 4
 SAVE_EVERY = 3
 PAUSE_S = 0.1
@@ -46,7 +48,8 @@ EFFECT_S = 10.0
 """A fault is held responsible for waits that begin so much later at most."""
 DISK_BYTES = 24 << 20
 TICK_S = 0.05
-MEMORY_EVERY_S = 10.0
+SAMPLE_EVERY_S = 5.0
+STATUS_S = 1.0
 STOP_S = 30.0
 UNDISTURBED_S = 1800.0
 ORDERLY_CODES = (0, -signal.SIGKILL, -signal.SIGTERM)
@@ -77,8 +80,8 @@ class Result:
     dp_sizes: Counter[int]
     exits: Counter[tuple[str, int]]
     memory: list[dict[str, int]]
-    counters: dict[str, int]
-    """The last coordinator's."""
+    counters: Counter[str]
+    """Of all coordinators together, as far as they told."""
     proof: Proof
     violations: list[str] = field(default_factory=list)
 
@@ -97,6 +100,10 @@ class Chaos:
         self._violations: list[str] = []
         self._memory: list[dict[str, int]] = []
         self._states: Path | None = None
+        self._watch = _Watch()
+        self._counters: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
+        """Counters of the present coordinator."""
 
     def run(self) -> Result:
         cache_dir = self._folder / "cache"
@@ -108,10 +115,8 @@ class Chaos:
             try:
                 self._storm(frozenset(left_out))
                 self._calm()
-                counters = self._targets.service.status()["counters"]
             except Stuck as error:
                 self._violations.append(str(error))
-                counters = {}
             finally:
                 self._targets.close()
             seconds = time.monotonic() - began
@@ -124,7 +129,7 @@ class Chaos:
             )
             for first, ranks in self._runs
         ]
-        return self._result(runs, job, seconds, left_out, counters)
+        return self._result(runs, job, seconds, left_out)
 
     # ---- faults ----------------------------------------------------------------------------------
 
@@ -135,8 +140,7 @@ class Chaos:
         faults = draw_faults(self._seed, without=without)
         fault = next(faults)
         due = time.monotonic() + fault.after_s
-        self._watch = _Watch()
-        next_memory = 0.0
+        next_sample = 0.0
         while (now := time.monotonic()) < end:
             self._undo_what_is_due(now)
             self._check_ranks(fault.dp_size)
@@ -144,9 +148,9 @@ class Chaos:
                 self._strike(fault)
                 fault = next(faults)
                 due = now + fault.after_s
-            if now >= next_memory:
-                self._memory.append(self._targets.memory())
-                next_memory = now + MEMORY_EVERY_S
+            if now >= next_sample:
+                self._sample()
+                next_sample = now + SAMPLE_EVERY_S
             self._watch_progress()
             time.sleep(TICK_S)
 
@@ -187,6 +191,17 @@ class Chaos:
         sizes = sum(path.stat().st_size for path in self._ranks.folder.glob("rank-*.jsonl"))
         if self._watch.stands_s(sizes, self._ranks) > BOUND_S:
             raise Stuck(f"no rank got anything for {BOUND_S:g} s; {self._state_in_words()}")
+
+    def _sample(self) -> None:
+        self._memory.append(self._targets.memory())
+        try:
+            told = self._targets.service.status(STATUS_S)["counters"]
+        except (DataServiceError, KeyError):
+            return  # it is stopped, or opens its index
+        before = self._told if all(told.get(n, 0) >= v for n, v in self._told.items()) else {}
+        for name, value in told.items():
+            self._counters[name] += value - before.get(name, 0)
+        self._told = told
 
     def _state_in_words(self) -> str:
         try:
@@ -248,7 +263,7 @@ class Chaos:
         self._undo.clear()
         self._check_ranks(FIRST_DP_SIZE)
         self._wait_for_progress(CALM_STEPS)
-        self._memory.append(self._targets.memory())
+        self._sample()
         for rank in range(self._ranks.dp_size):
             self._ranks.signal(rank, signal.SIGTERM)
         self._ranks.wait(STOP_S)
@@ -261,7 +276,6 @@ class Chaos:
         job: Any,
         seconds: float,
         left_out: dict[str, str],
-        counters: dict[str, int],
     ) -> Result:
         most = max((n for run in runs for d in run.deliveries for n in d.numbers), default=0)
         self._say(f"an undisturbed run over {most + 1} packs, to compare with")
@@ -289,7 +303,7 @@ class Chaos:
             dp_sizes=Counter(run.dp_size for run in runs),
             exits=exits,
             memory=self._memory,
-            counters=counters,
+            counters=self._counters,
             proof=proof,
             violations=violations,
         )

@@ -32,7 +32,7 @@ def lines(result: Result) -> list[str]:
         *_table(["memory, MB", "start", "end", "most"], _memory(result.memory)),
         "",
         "processes that ended: " + _exits(result.exits),
-        "the last coordinator's counters: "
+        "counters: "
         + ", ".join(f"{name} {value}" for name, value in sorted(result.counters.items())),
         "",
         *(f"VIOLATION  {text}" for text in result.violations[:50]),

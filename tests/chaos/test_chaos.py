@@ -17,7 +17,7 @@ def storm(folder: Path, *, seconds: float, seed: int) -> Result:
     print("\n".join(lines(result)))
     assert not result.violations
     assert result.exits, "no process was killed"
-    assert result.counters["workers_lost"] + result.counters["stagers_lost"] > 0 or seconds < 60
+    assert result.counters["steps_planned"] > 0
     return result
 
 
@@ -31,4 +31,5 @@ def test_some_seconds_of_chaos(tmp_path: Path) -> None:
 def test_five_minutes_of_chaos(tmp_path: Path) -> None:
     result = storm(tmp_path, seconds=300.0, seed=1)
     assert result.starts > 3
+    assert result.counters["workers_lost"] > 3
     assert len(result.struck) > 60

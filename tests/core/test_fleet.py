@@ -69,3 +69,48 @@ def test_no_core_is_without_a_thread_and_few_threads_without_a_core(cores: int) 
     workers, threads = workers_of_node(cores), decode_threads(cores)
     assert cores <= workers * threads < cores + workers
     assert threads <= 2
+
+
+def test_a_node_that_joins_gets_a_worker_of_a_crowded_one_once_the_new_one_is_up() -> None:
+    nodes, workers = {"n1": 9, "n2": 9, "n3": 9}, {"a": "n1", "b": "n1", "c": "n2"}
+    change = plan_fleet(nodes=nodes, stagers=list(nodes), workers=workers, target=3)
+    assert (change.start_workers, change.drain_workers) == (("n3",), ())
+    workers["d"] = "n3"
+    change = plan_fleet(nodes=nodes, stagers=list(nodes), workers=workers, target=3, starting=True)
+    assert (change.start_workers, change.drain_workers) == ((), ())
+    change = plan_fleet(nodes=nodes, stagers=list(nodes), workers=workers, target=3)
+    assert (change.start_workers, change.drain_workers) == ((), ("b",))
+    del workers["b"]
+    change = plan_fleet(nodes=nodes, stagers=list(nodes), workers=workers, target=3)
+    assert (change.start_workers, change.drain_workers) == ((), ())
+
+
+def test_a_node_without_room_gets_no_worker_of_a_crowded_one() -> None:
+    workers = {"a": "n1", "b": "n1"}
+    change = plan_fleet(nodes={"n1": 2, "n2": 0}, stagers=[], workers=workers, target=2)
+    assert change.start_workers == change.drain_workers == ()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=5),
+    st.lists(st.integers(0, 6), max_size=8),
+    st.integers(0, 8),
+)
+def test_workers_come_to_rest_evenly_spread(rooms: list[int], at: list[int], target: int) -> None:
+    nodes = {f"n{i}": room for i, room in enumerate(rooms)}
+    workers = {f"w{i}": f"n{node}" for i, node in enumerate(at)}
+    for number in range(40):
+        change = plan_fleet(nodes=nodes, stagers=[], workers=workers, target=target)
+        if not change.start_workers and not change.drain_workers:
+            break
+        for i, node in enumerate(change.start_workers):
+            workers[f"new{number}-{i}"] = node
+        for gone in change.drain_workers:
+            del workers[gone]
+    else:
+        raise AssertionError("it never comes to rest")
+    assert len(workers) == target
+    load = Counter({node: list(workers.values()).count(node) for node in nodes})
+    free = [load[node] for node in nodes if load[node] < nodes[node]]
+    assert not free or max(load.values()) <= min(free) + 1

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 from storage.datasets import ByteCounter, llava, picture, write_jsonl, write_zip
+from support.alone import run_alone
 from support.killpoints import killed_at
 
 from dataservice.storage.index import Index
@@ -19,8 +19,7 @@ from dataservice.storage.index_report import IndexReport
 from dataservice.storage.sources import SourceFiles
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> Sequence[SourceFiles]:
+def make_sources(tmp_path: Path) -> Sequence[SourceFiles]:
     folder = tmp_path / "data"
     write_zip(folder / "images.zip", {f"{n}.png": picture(20 + n, 9) for n in range(3)})
     (folder / "plain").mkdir()
@@ -46,7 +45,12 @@ def ours(index_dir: Path) -> set[str]:
     return {name for name in os.listdir(index_dir) if name != ".lock"}
 
 
-def test_killed_anywhere_it_goes_on(sources: Sequence[SourceFiles], tmp_path: Path) -> None:
+def test_killed_anywhere_it_goes_on(tmp_path: Path) -> None:
+    run_alone(kill_a_build, tmp_path)
+
+
+def kill_a_build(tmp_path: Path) -> None:
+    sources = make_sources(tmp_path)
     expected = build(sources, tmp_path / "whole")
     index_dir = tmp_path / "index"
     point, read = 0, []
@@ -65,9 +69,12 @@ def test_killed_anywhere_it_goes_on(sources: Sequence[SourceFiles], tmp_path: Pa
     assert read == sorted(read, reverse=True) and set(read) == {2, 1, 0}
 
 
-def test_an_index_that_is_brought_up_to_date_stays_whole(
-    sources: Sequence[SourceFiles], tmp_path: Path
-) -> None:
+def test_an_index_that_is_brought_up_to_date_stays_whole(tmp_path: Path) -> None:
+    run_alone(kill_an_update, tmp_path)
+
+
+def kill_an_update(tmp_path: Path) -> None:
+    sources = make_sources(tmp_path)
     index_dir = tmp_path / "index"
     old = build(sources, index_dir)
     path = tmp_path / "data/1.jsonl"

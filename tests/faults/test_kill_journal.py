@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from support.alone import run_alone
 from support.killpoints import killed_at
 
 from dataservice.storage.journal import Journal
@@ -22,6 +23,10 @@ def write_all(path: Path, acknowledged: Path) -> None:
 
 
 def test_killed_at_every_system_call(tmp_path: Path) -> None:
+    run_alone(kill_at_every_system_call, tmp_path)
+
+
+def kill_at_every_system_call(tmp_path: Path) -> None:
     points = 0
     while True:
         folder = tmp_path / str(points)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from storage.staging.origins import Origin
+from support.alone import run_alone
 from support.killpoints import killed_at
 
 from dataservice.storage.objects import ShardReader, staged_name
@@ -47,6 +48,10 @@ def contents(cache: Path) -> dict[str, bytes]:
 
 
 def test_killed_at_every_system_call(tmp_path: Path) -> None:
+    run_alone(kill_at_every_system_call, tmp_path)
+
+
+def kill_at_every_system_call(tmp_path: Path) -> None:
     origin = Origin(tmp_path / "origin")
     first, then = needs_of(origin)
     originals = {need.shard.url: Path(need.shard.url).read_bytes() for need in [*first, *then]}
@@ -89,6 +94,10 @@ def stage_beside_others(cache: Path, needs: list[Need]) -> None:
 
 
 def test_two_that_copy_side_by_side_and_one_is_killed(tmp_path: Path) -> None:
+    run_alone(kill_one_of_two, tmp_path)
+
+
+def kill_one_of_two(tmp_path: Path) -> None:
     origin = Origin(tmp_path / "origin")
     needs = [origin.make_of(f"{n}.jsonl", CONTENT * 300, next_use=n) for n in range(30)]
     killed = 0

@@ -158,8 +158,11 @@ def test_workers_cut_off_for_longer_than_their_lease(config: Config, tmp_path: P
         assert service.status()["counters"]["workers_lost"] >= 1
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("of", ["control", "data", "members"])
+@pytest.mark.parametrize("of", ["control", "data", pytest.param("members", marks=SLOW)])
 def test_half_open_connections(config: Config, tmp_path: Path, of: str) -> None:
     """The other end is gone and nobody says so; a new connection would work."""
     with proxied(config, tmp_path) as service:
@@ -182,7 +185,7 @@ def test_half_open_connections_with_the_deadlines_of_a_job(
         assert longest_gap(readers.deliveries) < 30.0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
 def test_messages_that_come_twice_late_or_are_lost(
     config: Config, tmp_path: Path, seed: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,13 @@ def demo_config(folder: Path, **sections: dict[str, Any]) -> Config:
     os.makedirs(config.index_dir, exist_ok=True)
     update_index(config)
     return config
+
+
+def own_config(base: Config, folder: Path, **staging: Any) -> Config:
+    """`base` and its index, with state and cache in `folder` and other staging settings."""
+    given: dict[str, Any] = {"cache_dir": str(folder / "cache"), **staging}
+    return dataclasses.replace(
+        base,
+        state_dir=str(folder / "state"),
+        staging=dataclasses.replace(base.staging, **given),
+    )

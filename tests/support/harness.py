@@ -52,6 +52,24 @@ class Delivery:
     """Monotonic time when the trainer had it, in seconds."""
 
 
+def delivery_of(batch: Any, dp_rank: int) -> Delivery:
+    """Just now."""
+    meta = batch.meta
+    return Delivery(
+        step=batch.step,
+        micro_step=batch.micro_step,
+        dp_rank=dp_rank,
+        pack_ids=tuple(meta["pack_ids"]),
+        numbers=tuple(meta["pack_numbers"]),
+        digests=tuple(meta["digests"]),
+        sample_keys=tuple(tuple(keys) for keys in meta["sample_keys"]),
+        loss_tokens=meta["loss_tokens"],
+        holes=tuple(meta["holes"]),
+        waited_s=meta["waited_s"],
+        at=time.monotonic(),
+    )
+
+
 @dataclass
 class Readers:
     """What all ranks got, and the state of each after its last batch."""
@@ -121,23 +139,10 @@ def read_ranks(
                         break
                     if on_batch is not None:
                         on_batch(batch)
-                    meta = batch.meta
-                    delivery = Delivery(
-                        step=batch.step,
-                        micro_step=batch.micro_step,
-                        dp_rank=rank,
-                        pack_ids=tuple(meta["pack_ids"]),
-                        numbers=tuple(meta["pack_numbers"]),
-                        digests=tuple(meta["digests"]),
-                        sample_keys=tuple(tuple(keys) for keys in meta["sample_keys"]),
-                        loss_tokens=meta["loss_tokens"],
-                        holes=tuple(meta["holes"]),
-                        waited_s=meta["waited_s"],
-                        at=time.monotonic(),
-                    )
+                    delivery = delivery_of(batch, rank)
                     with lock:
                         readers.deliveries.append(delivery)
-                        readers.waited_s += meta["waited_s"]
+                        readers.waited_s += delivery.waited_s
                     if left is not None:
                         left -= 1
                     if pause_s:

@@ -1,7 +1,8 @@
 """Runs an action again and again, killed with SIGKILL at one system call further each time.
 
 A kill point is a call that changes a disk: fsync, rename, replace, unlink, ftruncate, pwrite and
-write (these two also after half of their bytes). Each run is a fork of this process.
+write (these two also after half of their bytes). Each run is a fork of this process, which has no
+gRPC threads where it was started by `support.alone`.
 """
 
 from __future__ import annotations

@@ -4,17 +4,20 @@ each with an event loop of its own; the planner is its real process."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_to_json
 from dataservice.rpc.server import RunningServer, start_server
@@ -77,29 +80,46 @@ class LocalService:
         self.endpoint = ""
         self._port = 0
         self.start_coordinator()
-        if config.staging.cache_dir is not None:
-            for node in nodes:
-                self.add_stager(node)
-        for number in range(workers):
-            self.add_worker(nodes[number % len(nodes)])
+        try:
+            if config.staging.cache_dir is not None:
+                for node in nodes:
+                    self.add_stager(node)
+            for number in range(workers):
+                self.add_worker(nodes[number % len(nodes)])
+        except BaseException:
+            self.close()
+            raise
 
     def start_coordinator(self) -> None:
         self._loop = LoopThread("coordinator")
 
         async def start() -> tuple[Coordinator, RunningServer]:
-            Path(self.config.state_dir).mkdir(parents=True, exist_ok=True)
-            log = StateLog(str(Path(self.config.state_dir) / "coordinator.journal"))
-            coordinator = Coordinator(self.config, PlannerProcess(), log)
-            server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{self._port}")
-            await coordinator.start()
+            coordinator = Coordinator(self.config, PlannerProcess(), open_state(self.config))
+            bind = f"127.0.0.1:{self._port or self.config.serving.port}"
+            try:
+                server = await start_server(coordinator=coordinator, bind=bind)
+            except BaseException:
+                await coordinator.stop()
+                raise
+            try:
+                await coordinator.start()
+            except BaseException:
+                await server.stop(0)
+                await coordinator.stop()
+                raise
             return coordinator, server
 
-        self.coordinator, self._server = self._loop.run(start())
+        try:
+            self.coordinator, self._server = self._loop.run(start())
+        except BaseException:
+            self._loop.close()
+            raise
         self._port = self._server.port
         self.endpoint = self._server.endpoint
 
     def stop_coordinator(self) -> None:
         self._loop.run(self._server.stop(0))
+        del self._server  # gRPC's thread ends with the last of its servers
         self._loop.run(self.coordinator.stop())
         self._loop.close()
 
@@ -111,15 +131,21 @@ class LocalService:
         return worker_id
 
     def add_stager(self, node: str) -> None:
+        """With a cache directory of its own, below the configured one."""
+        staging = self.config.staging
+        assert staging.cache_dir is not None
+        own = dataclasses.replace(staging, cache_dir=str(Path(staging.cache_dir) / node))
+        config_json = config_to_json(dataclasses.replace(self.config, staging=own))
         self.stagers[node] = _Runner(
             f"stager-{node}",
             lambda: Stager(
-                coordinator=self.endpoint,
-                node=node,
-                host=node,
-                config_json=config_to_json(self.config),
+                coordinator=self.endpoint, node=node, host=node, config_json=config_json
             ),
         )
+
+    def remove_stager(self, node: str) -> None:
+        """It says no good-bye: for the coordinator a node that is lost."""
+        self.stagers.pop(node).stop()
 
     def cut_worker(self, worker_id: str) -> None:
         self.workers.pop(worker_id).cut()
@@ -129,10 +155,24 @@ class LocalService:
         status: dict[str, Any] = json.loads(answer.status)
         return status
 
+    def stager_when(
+        self, condition: Callable[[dict[str, Any]], object], node: str = "n0", timeout_s: float = 30
+    ) -> dict[str, Any]:
+        """The figures of a node's stager in `status`, once they meet the condition."""
+        until = time.monotonic() + timeout_s
+        while True:
+            stagers = {s["node"]: s for s in self.status()["stagers"]}
+            if node in stagers and condition(stagers[node]):
+                figures: dict[str, Any] = stagers[node]
+                return figures
+            assert time.monotonic() < until, f"stager of {node}: {stagers}"
+            time.sleep(0.05)
+
     def close(self) -> None:
-        for runner in [*self.workers.values(), *self.stagers.values()]:
-            runner.stop()
-        self.stop_coordinator()
+        with ExitStack() as stack:
+            stack.callback(self.stop_coordinator)
+            for runner in [*self.stagers.values(), *self.workers.values()]:
+                stack.callback(runner.stop)
 
     def __enter__(self) -> LocalService:
         return self

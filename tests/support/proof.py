@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from grpc.aio import init_grpc_aio
 
 from dataservice.config import Config, config_to_json
 from dataservice.errors import DataServiceError
@@ -118,7 +119,9 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def _warm_grpc() -> None:
-    """gRPC keeps what it opens at its first call."""
+    """gRPC keeps what it opens at its first call; asyncio's, without this, until the collector has
+    found the last of its objects."""
+    init_grpc_aio()
     with suppress(DataServiceError), CoordinatorClient("127.0.0.1:1") as client:
         client.call(GetStatus(), timeout_s=0.5)
 

@@ -82,5 +82,5 @@ class ProxiedService:
 
     def __exit__(self, *exc: Any) -> None:
         self._ends.__exit__(*exc)
-        del self.service, self.messages  # gRPC's thread ends with the last of its servers
+        del self.messages  # gRPC's thread ends with the last of its servers
         gc.collect()

@@ -6,6 +6,7 @@ share one directory and its budget.
 """
 
 from dataservice.storage.staging.area import StagingArea
+from dataservice.storage.staging.budget import budget_warnings
 from dataservice.storage.staging.copiers import Copiers
 from dataservice.storage.staging.figures import Figures
 from dataservice.storage.staging.folder import CacheFolder
@@ -18,5 +19,6 @@ __all__ = [
     "Need",
     "StagingArea",
     "Use",
+    "budget_warnings",
     "decide",
 ]

@@ -27,7 +27,7 @@ from dataservice.storage.staging.locks import FileLock
 from dataservice.storage.staging.needs import Decision, Need, decide
 from dataservice.storage.staging.ranges import RANGE_BYTES, CopyStopped, Ranges
 from dataservice.storage.staging.throttle import Throttle
-from dataservice.storage.staging.troubles import Troubles
+from dataservice.storage.staging.troubles import Troubles, part_of_pause
 
 _LOCK_NAME = ".lock"
 _LOCK_TIMEOUT_S = 30.0
@@ -72,16 +72,20 @@ class StagingArea:
         max_bytes_per_s: float | None = None,
         folder: CacheFolder | None = None,
         clock: Callable[[], float] = time.monotonic,
+        part_of_pause: Callable[[], float] = part_of_pause,
+        start_after_s: float = 0.0,
     ) -> None:
         """`streams` ranges of a shard are read at once, by several `step`s together about twice
-        as many; `deadline_s` is of one range, `max_bytes_per_s` of all jobs on the node."""
+        as many; `deadline_s` is of one range, `max_bytes_per_s` of all jobs on the node;
+        `part_of_pause` says how much of a pause after a failure is kept; nothing is copied before
+        `start_after_s`."""
         self.cache_dir = cache_dir
         self.budget_bytes = budget_bytes
         self.streams = streams
         self._clock = clock
         self._stop = threading.Event()
         self._folder = folder or CacheFolder(cache_dir)
-        self._troubles = Troubles(cache_dir, clock)
+        self._troubles = Troubles(cache_dir, clock, part_of_pause)
         self._rate = Rate(clock)
         threads = _COPIES_THAT_READ * streams
         self._own_store: Store | None = None
@@ -106,7 +110,7 @@ class StagingArea:
         self._alone = False
         self._needs: tuple[Need, ...] = ()
         self._published: tuple[Need, ...] | None = None
-        self._look_at = clock()
+        self.starts_at = self._look_at = clock() + start_after_s
         self._begun: deque[_Copy] = deque()
         self._active: dict[str, _Copy] = {}
         self._missing: dict[str, int] = {}
@@ -418,6 +422,6 @@ class StagingArea:
                 self._idle.notify()
 
     def _news(self) -> None:
-        self._look_at = self._clock()
+        self._look_at = max(self.starts_at, self._clock())
         with self._idle:
             self._idle.notify_all()

@@ -1,14 +1,16 @@
 """What went wrong in staging: which shard is tried again when, how full the disk is, what was said.
 
 Invariants: a shard that fails is left alone for half a second, then twice as long each time, up to
-a minute, and a directory that fails likewise; a full disk is believed for as long; a warning with
-the same cause is given once.
+a minute, less a random part of it, so that the nodes of a cluster whose origin failed do not come
+back to it together; a directory that fails likewise; a full disk is believed for as long; a warning
+with the same cause is given once.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import random
 import threading
 from collections.abc import Callable, Sequence
 
@@ -22,12 +24,20 @@ _DIRECTORY = ""
 """In place of a copy's name."""
 
 
+def part_of_pause() -> float:
+    """From a half to all of it."""
+    return random.uniform(0.5, 1.0)
+
+
 class Troubles:
     """Thread-safe."""
 
-    def __init__(self, cache_dir: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, cache_dir: str, clock: Callable[[], float], part: Callable[[], float] = part_of_pause
+    ) -> None:
         self._cache_dir = cache_dir
         self._clock = clock
+        self._part = part
         self._lock = threading.Lock()
         self._pauses: dict[str, tuple[int, float]] = {}
         """Failures in a row of a copy, and when to try it again."""
@@ -58,7 +68,7 @@ class Troubles:
     def _pause(self, name: str) -> float:
         """Of another failure in a row; seconds."""
         failures = self._pauses.get(name, (0, 0.0))[0] + 1
-        pause = min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 16), _LAST_PAUSE_S)
+        pause = self._part() * min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 16), _LAST_PAUSE_S)
         self._pauses[name] = failures, self._clock() + pause
         return float(pause)
 

@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def area(cache: Path, clock: Clock) -> Iterator[StagingArea]:
-    with StagingArea(str(cache), budget_bytes=250, clock=clock) as made:
+    with StagingArea(str(cache), budget_bytes=250, clock=clock, part_of_pause=lambda: 1.0) as made:
         yield made
 
 
@@ -61,6 +61,33 @@ def test_an_area_follows_the_needs_within_its_budget(area: StagingArea, origin: 
     assert figures.read_through_shards == 0
     assert all(Path(one.shard.url).exists() for one in (a, b, c))
     assert not area.step()
+
+
+def test_nothing_is_copied_before_the_start(cache: Path, origin: Origin, clock: Clock) -> None:
+    with StagingArea(str(cache), budget_bytes=250, clock=clock, start_after_s=0.7) as late:
+        late.update([origin.make("a", 100)])
+        assert not late.step() and late.figures().missing_shards == 0
+        clock.now = 0.69
+        late.update([origin.make("a", 100)])
+        assert not late.step()
+        clock.now = 0.7
+        assert run(late) == 1
+
+
+def test_pauses_differ_from_node_to_node(cache: Path, origin: Origin, clock: Clock) -> None:
+    """So that an origin that failed for all of them is not asked by all of them at once."""
+    need = origin.make("a", 100)
+    Path(need.shard.url).unlink()
+    times = set()
+    for node in range(8):
+        clock.now = 0.0
+        with StagingArea(str(cache / f"{node}"), budget_bytes=250, clock=clock) as area:
+            area.update([need])
+            for _ in range(6):
+                while not area.step():
+                    clock.now += 0.5
+            times.add(clock.now)
+    assert len(times) > 3 and 7.0 <= min(times) and max(times) <= 18.0
 
 
 def test_a_copy_is_read_in_place_of_its_original(area: StagingArea, origin: Origin) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
-import signal
 import struct
 import threading
 import time
@@ -105,42 +104,33 @@ def test_what_another_job_needs_now_is_not_dropped(cache: str, origin: Origin) -
         wait_until(lambda: run(own) >= 0 and copies(cache) == names(*mine))
 
 
-def child(action: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return pid
+def hold(cache: str, needs: list[Need]) -> None:
+    area = StagingArea(cache, budget_bytes=300)
+    area.update(needs)
+    run(area)
+    time.sleep(60)
 
 
 def test_the_needs_of_a_dead_job_count_no_more(cache: str, origin: Origin) -> None:
     theirs = [origin.make(f"t{i}", 100, next_use=0) for i in range(3)]
     mine = [origin.make(f"m{i}", 100, next_use=5) for i in range(3)]
 
-    def hold() -> None:
-        area = StagingArea(cache, budget_bytes=300)
-        area.update(theirs)
-        run(area)
-        time.sleep(60)
-
-    pid = child(hold)
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(cache, theirs))
+    holder.start()
     try:
         wait_until(lambda: os.path.isdir(cache) and len(copies(cache)) == 3)
         with StagingArea(cache, budget_bytes=300) as area:
             area.update(mine)
             run(area)
             assert copies(cache) == names(*theirs)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            pid = 0
+            holder.kill()
+            holder.join(10)
             wait_until(lambda: run(area) >= 0 and copies(cache) == names(*mine))
             assert len(os.listdir(Path(cache) / ".jobs-1")) == 1
     finally:
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        holder.kill()
+        holder.join(10)
+        holder.close()
 
 
 def stage_all(cache: str, needs: list[Need], log: str) -> None:
