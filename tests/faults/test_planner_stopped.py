@@ -22,11 +22,14 @@ from dataservice.actors.planner_link import PlannerProcess
 JOB, DP, MICRO, STEPS = "test", 2, 2, 12
 
 
-@pytest.mark.parametrize("sig", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sig", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_another_one_plans_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sig: signal.Signals
 ) -> None:
-    monkeypatch.setattr(PlannerProcess.__init__, "__kwdefaults__", {"deadline_s": 3.0})
+    # time enough for a new one to start beside other work
+    monkeypatch.setattr(PlannerProcess.__init__, "__kwdefaults__", {"deadline_s": 20.0})
     config = demo_config(tmp_path, staging={"cache_dir": None}, serving={"plan_ahead_steps": 2})
     clean = clean_run(config, dp_size=DP, micro_steps=MICRO, steps=STEPS)
     own = dataclasses.replace(config, state_dir=str(tmp_path / "other"))
