@@ -37,7 +37,7 @@ from reports import Report, aligned
 
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import Config
 from dataservice.core.fleet import CORES_A_WORKER
@@ -91,9 +91,7 @@ class Group:
 
 def serve_coordinator(config: Config, endpoint: Any) -> None:
     async def serve() -> None:
-        os.makedirs(config.state_dir, exist_ok=True)
-        log = StateLog(os.path.join(config.state_dir, "coordinator.journal"))
-        coordinator = Coordinator(config, PlannerProcess(), log)
+        coordinator = Coordinator(config, PlannerProcess(), open_state(config))
         server = await start_server(coordinator=coordinator)
         await coordinator.start()
         endpoint.send(server.endpoint)

@@ -19,7 +19,9 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from dataservice.errors import DataServiceError
+from dataservice.actors.member import PULL_WAIT_S
+from dataservice.core.spreading import ask_at, report_s
+from dataservice.errors import DataServiceError, DeadlineExceeded, LeaseLost, ServiceUnavailable
 from dataservice.rpc.aio import AsyncCoordinatorClient
 from dataservice.wire.messages import (
     GetSteps,
@@ -33,6 +35,7 @@ from dataservice.wire.messages import (
 TICK_S = 0.005
 POLL_S, GRACE_S = 10.0, 60.0
 REPORT_S = 5.0
+"""As trainer_client.prefetch has it, which loads torch."""
 SPREAD_S = 0.1
 """The ranks of a step come to their micro-steps within so many seconds of each other."""
 
@@ -43,22 +46,31 @@ class Figures:
         self.polls: dict[str, int] = defaultdict(int)
         self.late: list[float] = []
         self.errors: list[str] = []
+        self.refused = 0
+        """Calls that were tried again because the coordinator did not take them."""
+        self.leases_lost = 0
         self.waited_s = 0.0
         self.steps = 0
 
     async def call(self, client: AsyncCoordinatorClient, request: Any, *, poll: bool) -> Any:
         """`poll`: the coordinator may hold the answer back, so its time says nothing."""
         name, began = type(request).__name__, time.perf_counter()
-        try:
-            return await client.call(request, GRACE_S)
-        except DataServiceError as error:
-            self.errors.append(f"{name}: {error}")
-            raise
-        finally:
-            if poll:
-                self.polls[name] += 1
-            else:
-                self.calls[name].append(time.perf_counter() - began)
+        while True:
+            try:
+                return await client.call(request, GRACE_S)
+            except (ServiceUnavailable, DeadlineExceeded):
+                self.refused += 1
+                await asyncio.sleep(random.uniform(0.1, 0.5))
+            except LeaseLost:
+                raise
+            except DataServiceError as error:
+                self.errors.append(f"{name}: {error}")
+                raise
+            finally:
+                if poll:
+                    self.polls[name] += 1
+                else:
+                    self.calls[name].append(time.perf_counter() - began)
 
     async def watch_loop(self) -> None:
         while True:
@@ -72,6 +84,8 @@ class Figures:
             "polls": self.polls,
             "late": self.late,
             "errors": self.errors[:5],
+            "refused": self.refused,
+            "leases_lost": self.leases_lost,
             "waited_s": self.waited_s,
             "steps": self.steps,
         }
@@ -90,6 +104,7 @@ class Rank:
         self._known: dict[int, StepCells] = {}
         self._session = 0
         self._asked_at = time.monotonic()
+        self._report_s = report_s(options["dp_size"], REPORT_S)
         self._unreported_s = 0.0
 
     async def run(self, begun: asyncio.Event) -> None:
@@ -97,18 +112,18 @@ class Rank:
         begun.set()
         micro_steps, step_s = self._options["micro_steps"], self._options["step_s"]
         jitter = random.Random(self._rank)
-        ask_at = self._rank * 2654435761 % 2**32 * max(1, micro_steps // 2) >> 32
+        asks_at = ask_at(self._rank, micro_steps)
         step = 0
         while True:
             await self._wait_for(step)
             started = time.monotonic()
             for micro_step in range(micro_steps):
-                if micro_step == ask_at:
+                if micro_step == asks_at:
                     await asyncio.sleep(jitter.uniform(0, min(SPREAD_S, step_s / micro_steps)))
                     await self._ask(step + 1, (step, micro_step), wait_s=0.0)
                 until = started + step_s * (micro_step + 1) / micro_steps
                 while (left := until - time.monotonic()) > 0:
-                    report = self._asked_at + REPORT_S - time.monotonic()
+                    report = self._asked_at + self._report_s - time.monotonic()
                     if report <= 0:
                         await self._report((step, micro_step))
                         continue
@@ -193,26 +208,31 @@ class SimulatedWorker:
         self._packs = 0
 
     async def run(self, begun: asyncio.Event) -> None:
-        joined = await self._figures.call(
-            self._client,
-            RegisterWorker(
-                worker_id=self._id,
-                node=self._node,
-                endpoint=f"10.0.0.1:{self._port}",
-                decoder="simulated",
-            ),
-            poll=False,
-        )
-        begun.set()
-        session = sequence = 0
-        wait_s = min(1.0, joined.lease_s / 3)
         while True:
-            work = await self._figures.call(
-                self._client, self._pull(joined.lease, session, sequence, wait_s), poll=True
-            )
-            session = work.session
+            joined = await self._figures.call(self._client, self._hello(), poll=False)
+            begun.set()
+            try:
+                await self._work(joined.lease, min(PULL_WAIT_S, joined.lease_s / 2))
+            except LeaseLost:
+                self._figures.leases_lost += 1
+
+    async def _work(self, lease: int, wait_s: float) -> None:
+        session = sequence = 0
+        while True:
+            request = self._pull(lease, session, sequence, wait_s)
+            work = await self._figures.call(self._client, request, poll=True)
+            if work.session != session:
+                session, sequence = work.session, 0
             self._packs += len(work.assignments)
             sequence = max([sequence, *(given.sequence for given in work.assignments)])
+
+    def _hello(self) -> RegisterWorker:
+        return RegisterWorker(
+            worker_id=self._id,
+            node=self._node,
+            endpoint=f"10.0.0.1:{self._port}",
+            decoder="simulated",
+        )
 
     def _pull(self, lease: int, session: int, sequence: int, wait_s: float) -> PullWork:
         return PullWork(

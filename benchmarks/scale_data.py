@@ -39,7 +39,7 @@ RECORD_BYTES = 800
 MEMBER_BYTES = 120_000
 
 
-def planted_config(folder: Path, *, lease_s: float) -> Config:
+def planted_config(folder: Path, *, workers: int, lease_s: float) -> Config:
     """A config over an index that is written into `folder`."""
     settings = {
         "job": "scale",
@@ -53,7 +53,7 @@ def planted_config(folder: Path, *, lease_s: float) -> Config:
             "window": WINDOW,
             "epochs": "endless",
         },
-        "workers": {"max": 512},
+        "workers": {"count": workers, "max": workers},
         "serving": {"port": 0, "lease_s": lease_s},
     }
     path = folder / "config.yaml"

@@ -1,6 +1,6 @@
 """Runs trainer ranks over a real service for many steps and looks for what grows.
 
-    make soak
+    make soak-client
     python benchmarks/soak_client.py [--steps 10000] [--ranks 4] [--micro-steps 2] [--work DIR]
 
 A coordinator with its planner and a worker, each a process, without Ray, serve an endless run over
@@ -39,7 +39,7 @@ from PIL import Image
 
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import load_config
 from dataservice.indexing import update_index
@@ -94,9 +94,7 @@ serving: {{port: 0}}
 def serve_coordinator(answer: Any, stop: Any, config_path: str) -> None:
     async def run() -> None:
         config = load_config(config_path)
-        Path(config.state_dir).mkdir(parents=True, exist_ok=True)
-        log = StateLog(str(Path(config.state_dir) / "coordinator.journal"))
-        coordinator = Coordinator(config, PlannerProcess(), log)
+        coordinator = Coordinator(config, PlannerProcess(), open_state(config))
         server = await start_server(coordinator=coordinator, bind="127.0.0.1:0")
         await coordinator.start()
         answer.send(server.endpoint)

@@ -11,9 +11,11 @@
     |   |-- StorageTimeout     a read did not end within its deadline
     |   `-- PackMoved          another worker builds the pack now
     |-- WireError              bytes that are not a valid message or frame of ours
+    |   `-- DamagedMessage     they changed on their way: asked for once more
     |-- ResumeRefused          a cursor cannot be continued exactly (also a ValueError)
     |-- SessionFenced          a newer run of the trainer reads this job
     |-- LeaseLost              a worker or stager was taken for dead and must register anew
+    |-- JobHeld              another coordinator serves this job
     |-- HoleBudgetExceeded     more holes than the error policy allows
     |-- ServiceUnavailable     nobody answers; the cursor is intact
     `-- DeadlineExceeded       a wait ended at its deadline (also a TimeoutError)
@@ -104,6 +106,10 @@ class WireError(DataServiceError):
     """Bytes that are not a valid message or frame of ours."""
 
 
+class DamagedMessage(WireError):
+    """A control message that is not what was sent, as far as can be told; it is sent once more."""
+
+
 class ResumeRefused(DataServiceError, ValueError):
     """A cursor cannot be continued exactly; the text gives both values and the remedy."""
 
@@ -114,6 +120,10 @@ class SessionFenced(DataServiceError):
 
 class LeaseLost(DataServiceError):
     """A worker or stager was silent for longer than its lease; it must register anew."""
+
+
+class JobHeld(DataServiceError):
+    """Another coordinator serves this job; the text names it."""
 
 
 class HoleBudgetExceeded(DataServiceError):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MOST_NUMBERS = 8
 """Packs of a rank's first step that are compared."""
 POLL_S = (0.005, 0.2)
+"""First and longest pause between two looks at the store; the longest grows with the ranks."""
+LOOKS_S = 2000
+"""At the store, of all ranks that wait together."""
 REMEDY = (
     "give every process the ParallelLayout of the job with its own rank: from_env, from_mesh and "
     "from_megatron read it off"
@@ -96,13 +99,14 @@ def check_first_packs(
     row = [layout.rank, layout.dp_rank, opened.session, *_numbers(cells)]
     store.set(f"{turn}/{layout.rank}", ",".join(map(str, row)))
     until = time.monotonic() + timeout_s
+    longest_s = max(POLL_S[1], len(readers) / LOOKS_S)
     if layout.rank == readers[0]:
         keys = [f"{turn}/{rank}" for rank in readers]
         late = _wait(store, keys, until)
         absent = [int(key.partition("/")[2]) for key in late]
         text = f"!{named_ranks(absent)} did not come" if late else _verdict(_rows(store, keys))
         store.set(f"{turn}/verdict", text)
-    elif _wait(store, [f"{turn}/verdict"], until + POLL_S[1]):
+    elif _wait(store, [f"{turn}/verdict"], until + longest_s, longest_s):
         raise DeadlineExceeded(
             f"rank {layout.rank} waited {timeout_s:.3g} s for rank {readers[0]} to compare the "
             "packs of all ranks"
@@ -120,15 +124,17 @@ def _numbers(cells: StepCells | None) -> list[int]:
     return [place.number for cell in cells.cells for place in cell][:MOST_NUMBERS]
 
 
-def _wait(store: Store, keys: Sequence[str], until: float) -> list[str]:
+def _wait(
+    store: Store, keys: Sequence[str], until: float, longest_s: float = POLL_S[1]
+) -> list[str]:
     """Keys that are not there by then. By asking again, so that no other user of the store has to
     wait for this one."""
-    pause, longest = POLL_S
+    pause = POLL_S[0]
     while not store.check(list(keys)):
         if time.monotonic() >= until:
             return [key for key in keys if not store.check([key])]
         time.sleep(pause)
-        pause = min(longest, pause * 2)
+        pause = min(longest_s, pause * 2)
     return []
 
 

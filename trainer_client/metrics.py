@@ -45,6 +45,7 @@ class StreamStats:
     """The bounds on what is held, as they are now."""
     prefetch_bytes: int
     retries: int
+    """Calls that failed and were made again, to the coordinator or to a worker."""
     local_packs: int
     """That came through shared memory, from workers on this host; those of `get` too."""
     relayed_packs: int
@@ -60,7 +61,7 @@ _METRICS = {
     "received_bytes": ("counter", "received_bytes_total", "Bytes of their arrays."),
     "local_packs": ("counter", "local_packs_total", "Packs that came through shared memory."),
     "relayed_packs": ("counter", "relayed_packs_total", "Packs that a peer had fetched."),
-    "retries": ("counter", "retries_total", "Packs that had to be asked for again."),
+    "retries": ("counter", "retries_total", "Calls that failed and were made again."),
     "held_packs": ("gauge", "held_packs", "Packs asked for and not yet yielded."),
     "held_bytes": ("gauge", "held_bytes", "Bytes of them."),
     "device_bytes": ("gauge", "device_bytes", "Bytes of them on the device."),

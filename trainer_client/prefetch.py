@@ -4,17 +4,19 @@ Invariants: a pack is requested only when it fits in both bounds (packs, bytes),
 the micro-batch that the trainer needs next; the bounds count packs asked for and not yet taken,
 so the micro-batch in the trainer's hands comes on top; copies to the device start in the order of
 need as soon as a batch is there, within the bound on device bytes, except that of the next one;
-whatever ends the thread is raised in `take`, every time; the coordinator hears of progress at least
-every REPORT_S seconds.
+whatever ends the thread is raised in `take`, every time, until the data has been fetched to its
+end; the coordinator hears of progress at least every REPORT_S seconds, of many ranks more rarely.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 
+from dataservice.core.spreading import ask_at, report_s
 from dataservice.errors import DataServiceError
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.messages import StepCells
@@ -25,6 +27,8 @@ from trainer_client.device import Copy, DeviceCopier
 from trainer_client.free_memory import free_bytes
 from trainer_client.patience import PASSING, Closed, Patience, Reminder, late_error
 from trainer_client.session import POLL_S, Session
+
+LOG = logging.getLogger(__name__)
 
 SLICE_S = 0.25
 """Longest sleep before a waiting thread looks around again."""
@@ -85,6 +89,8 @@ class Prefetcher:
         self._known: dict[int, StepCells] = {}
         self._step, self._micro_step = opened.first_step, opened.first_micro_step
         self._asked_at = -1
+        self._ask_at = ask_at(request.dp_rank, request.micro_steps)
+        self._report_s = report_s(request.dp_size, REPORT_S)
         self._held_back = -1
         self._end_step = -1
         self._reported_at = time.monotonic()
@@ -224,15 +230,24 @@ class Prefetcher:
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
-                while self._ready:
-                    self._idle()
-            self._session.report()
+            self._report_the_rest()
         except Closed:
             return
         except BaseException as error:  # raised again in take(), whatever it is
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _report_the_rest(self) -> None:
+        """Every batch is here, so what the coordinator says does not concern the trainer: a newer
+        run may have begun."""
+        try:
+            with self._changed:
+                while self._ready:
+                    self._idle()
+            self._session.report()
+        except DataServiceError as error:
+            LOG.info("the last progress of %s was not reported: %s", self._thread.name, error)
 
     @property
     def _look_ahead(self) -> int:
@@ -245,7 +260,7 @@ class Prefetcher:
             return True
         if self._step + ahead == self._end_step or self._asked_at == self._step:
             return False
-        return ahead < self._look_ahead
+        return ahead < self._look_ahead and self._micro_step >= self._ask_at
 
     def _ask_for_steps(self) -> None:
         session, ahead = self._session, len(self._known)
@@ -311,7 +326,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def _fetch(self, number: int, patience: Patience) -> Pack:
-        if time.monotonic() - self._reported_at >= REPORT_S:
+        if time.monotonic() - self._reported_at >= self._report_s:
             self._report()
         began = time.monotonic()
         with self._changed:
@@ -367,7 +382,7 @@ class Prefetcher:
         self._changed.wait(SLICE_S)
         if self._session.stop.is_set():
             raise Closed
-        if time.monotonic() - self._reported_at >= REPORT_S:
+        if time.monotonic() - self._reported_at >= self._report_s:
             self._changed.release()
             try:
                 self._report()

@@ -7,8 +7,8 @@ what they do not get.
 
 Invariants:
 - the leader never waits for a follower: memory is bounded, and what finds no room is not handed on;
-- a follower waits for a pack at most WAIT_S, and after a wait in vain asks no more for a while,
-  longer each time (PAUSES_S);
+- a follower waits for a pack at most WAIT_S, for a leader that does not move at most ASK_S and
+  ANSWER_S, and after a wait in vain asks no more for a while, longer each time (PAUSES_S);
 - a process that ends, however, leaves no name, no file and no memory, and the others go on;
 - the leader has one thread, joined by `close`; a forked child keeps neither name nor connections.
 """
@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dataservice.errors import (
@@ -61,8 +61,12 @@ PAUSES_S = (1.0, 30.0)
 FIRST_CONNECT_S = 3.0
 """Of a follower for a leader that has yet to listen: both learn of each other at the same time."""
 CONNECT_PAUSE_S = 0.02
-ANSWER_S = 5.0
+ASK_S = 0.5
+"""Of a question: a leader that has not fetched the pack says so after this long."""
+ANSWER_S = 3.0
 """For an answer that is due."""
+ACCEPT_PAUSE_S = 1.0
+"""Before connections are taken again when the process had no descriptor for one."""
 TICK_S = 1.0
 JOIN_S = 10.0
 
@@ -142,8 +146,10 @@ class Leader:
         self._most = followers
         self._connections: set[_Connection] = set()
         self._closing = False
+        self._listens_at: float | None = None
+        """Monotonic time, while no connections are taken."""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listen()
         self._selector.register(self._wakened, selectors.EVENT_READ)
         _LEADERS.add(self)
         self._thread = threading.Thread(target=self._run, name=f"pack-{name[:12]}", daemon=True)
@@ -186,6 +192,8 @@ class Leader:
     def _run(self) -> None:
         try:
             while not self._closing:
+                if self._listens_at is not None and time.monotonic() >= self._listens_at:
+                    self._listen()
                 for key, _ in self._selector.select(self._pause_s()):
                     self._ready(key)
                 for connection in list(self._connections):
@@ -214,11 +222,19 @@ class Leader:
         else:
             self._read(key.data)
 
+    def _listen(self) -> None:
+        self._listens_at = None
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
         except OSError as error:
-            LOG.info("a peer could not connect: %s", error)
+            LOG.info("no peer can connect for %g s: %s", ACCEPT_PAUSE_S, error)
+            self._selector.unregister(self._listener)
+            self._listens_at = time.monotonic() + ACCEPT_PAUSE_S
             return
         if not let_in(sock, is_full=len(self._connections) >= self._most):
             return
@@ -321,8 +337,7 @@ class Follower:
             if client is None:
                 self._pause("its leader on this host does not listen")
                 return None
-            timeout_s = min(request.wait_s, WAIT_S) + ANSWER_S
-            pack = client.fetch(request, timeout_s, allocate=allocate)
+            pack = self._ask(client, request, allocate)
             self._pause_s = 0.0
             return pack
         except StorageError:
@@ -335,6 +350,19 @@ class Follower:
         finally:
             self._busy.release()
         return None
+
+    def _ask(self, client: LocalClient, request: StreamPack, allocate: Allocate) -> Pack | None:
+        """In short questions, so that a leader that does not move is found out soon."""
+        until = time.monotonic() + min(request.wait_s, WAIT_S)
+        while True:
+            wait_s = max(0.0, min(ASK_S, until - time.monotonic()))
+            try:
+                return client.fetch(
+                    replace(request, wait_s=wait_s), wait_s + ANSWER_S, allocate=allocate
+                )
+            except DeadlineExceeded:
+                if client.closed or time.monotonic() >= until:
+                    raise
 
     def close(self) -> None:
         self._stop.set()

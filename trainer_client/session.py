@@ -73,6 +73,7 @@ class Session:
         self.problem: DataServiceError | None = None
         """The last call's, if it may pass."""
         self.retries = 0
+        """Calls of coordinator and workers that failed and were, or will be, made again."""
         self.local_packs = 0
         """Fetched through shared memory."""
         self.relayed_packs = 0
@@ -231,6 +232,7 @@ class Session:
                 raise Closed from error
             if isinstance(error, PASSING):
                 self.problem = error
+                self.retries += 1
             raise
         self.problem = None
         return answer

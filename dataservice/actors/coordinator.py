@@ -11,11 +11,13 @@ import contextlib
 import json
 import logging
 import time
+from functools import partial
 from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
 from dataservice.actors.hole_desk import HoleDesk
+from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
 from dataservice.actors.scaling_desk import ScalingDesk
 from dataservice.actors.session_desk import SessionDesk
@@ -26,6 +28,7 @@ from dataservice.actors.status import status_of
 from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
+from dataservice.errors import JobHeld
 from dataservice.wire.messages import GetStatus, StatusReport
 
 _LOG = logging.getLogger(__name__)
@@ -67,16 +70,19 @@ class Coordinator:
     async def start(self) -> None:
         """Opens the plan, restores what the journal holds, and watches leases."""
         shared = self.shared
+        if shared.log.ownership is not None:
+            keep = partial(self._keep_ownership, shared.log.ownership)
+            self._tasks.append(asyncio.ensure_future(kept_up("ownership", keep)))
         shared.info = await shared.planner.open(shared.config_json)
         for warning in shared.info.warnings:
             _LOG.warning("%s", warning)
         self.counting.opened(shared.info)
-        shared.log.start_epoch(shared.info.digest)
+        shared.log.start_epoch(shared.info.digest, shared.config.job)
         for hole in shared.log.holes:
             shared.holes.restore(hole)
         shared.quarantine.start(shared.info.digest)
         self.sessions.restore()
-        self._tasks = [
+        self._tasks += [
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
             asyncio.ensure_future(kept_up("autoscaler", self.scaling.keep)),
@@ -97,10 +103,21 @@ class Coordinator:
         await self.shared.planner.close()
         self.shared.log.close()
 
+    async def _keep_ownership(self, ownership: Ownership) -> None:
+        pause_s = ownership.owner.lease_s / RENEWALS_A_LEASE
+        while True:
+            try:
+                await asyncio.to_thread(ownership.renew)
+            except JobHeld as error:
+                self.shared.supersede(error)
+                return
+            await asyncio.sleep(pause_s)
+
     async def _watch_leases(self) -> None:
         registry = self.shared.registry
         pause_s = registry.lease_s / 4
         while True:
+            registry.expected_workers = self.scaling.target
             before = time.monotonic()
             await asyncio.sleep(pause_s)
             late_s = time.monotonic() - before - pause_s
@@ -111,7 +128,10 @@ class Coordinator:
             self.staging.expire()
 
     def fleet(self, news: FleetNews) -> FleetView:
-        """Takes what the keeper of the fleet knows, and tells it what it needs to know."""
+        """Takes what the keeper of the fleet knows, and tells it what it needs to know; raises
+        JobHeld once another coordinator owns the job."""
+        if self.shared.superseded is not None:
+            raise self.shared.superseded
         for worker_id, how in news.ended.items():
             self.work.ended(worker_id, how)
         self.work.drain(news.drain)

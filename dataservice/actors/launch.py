@@ -47,8 +47,7 @@ class Service:
         return before
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        if self._supervisor.failure is not None:
-            raise self._supervisor.failure
+        self._supervisor.check()
         return self._supervisor.coordinator.call(method, *arguments, timeout_s=CALL_TIMEOUT_S)
 
 

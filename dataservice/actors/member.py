@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -17,11 +18,17 @@ from dataservice.rpc.aio import AsyncCoordinatorClient
 
 _LOG = logging.getLogger(__name__)
 
-PULL_WAIT_S = 1.0
+PULL_WAIT_S = 3.0
 """Longest time for which the coordinator may hold a question back."""
 CALL_TIMEOUT_S = 10.0
 RETRY_S = 0.2
+"""Between two attempts, half as much or half as much again: many members lose a coordinator at the
+same time."""
 ORPHAN_S = 120.0
+
+
+def _pause_s() -> float:
+    return RETRY_S * random.uniform(0.5, 1.5)
 
 
 class Member:
@@ -57,7 +64,7 @@ class Member:
                 if time.monotonic() - heard > ORPHAN_S:
                     _LOG.error("no coordinator for %g s: giving up", ORPHAN_S)
                     return
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(_pause_s())
                 continue
             heard = time.monotonic()
             yield answer
@@ -71,7 +78,7 @@ class Member:
             except (ServiceUnavailable, DeadlineExceeded):
                 if self._stopping() or time.monotonic() > until:
                     raise
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(_pause_s())
 
     async def close(self) -> None:
         await self._client.close()

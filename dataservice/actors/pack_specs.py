@@ -7,10 +7,8 @@ hands them on as they are; equal specs give equal bytes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 
 import msgspec
-import numpy as np
 import zstandard
 
 from dataservice.core.packspec import PackSpec
@@ -44,11 +42,3 @@ def sample_mark(key: str) -> int:
 def sample_marks(spec: PackSpec) -> list[int]:
     """Of its samples."""
     return [sample_mark(item.key) for item in spec.items]
-
-
-def marks_array(marks: Iterable[list[int]]) -> tuple[bytes, bytes]:
-    """Of packs in order: little-endian uint32 of all their samples, and int64 how many each has."""
-    lists = list(marks)
-    counts = np.array([len(one) for one in lists], dtype="<i8")
-    flat = np.array([mark for one in lists for mark in one], dtype="<u4")
-    return flat.tobytes(), counts.tobytes()

@@ -6,8 +6,8 @@ it never outlives the coordinator; nothing but replies is written to standard ou
 
 from __future__ import annotations
 
-import gc
 import os
+import resource
 import struct
 import sys
 import time
@@ -31,8 +31,10 @@ from dataservice.actors.plan_messages import (
     StepPart,
     StepRequest,
 )
+from dataservice.actors.quiet_gc import keep_gc_quiet
 from dataservice.actors.resuming import sealed
 from dataservice.actors.shard_needs import ShardNeeds
+from dataservice.actors.spec_makers import SpecMakers
 from dataservice.actors.step_specs import specs_of_step
 from dataservice.config import Config, config_from_json
 from dataservice.core.balance import assign
@@ -54,6 +56,8 @@ MAX_MESSAGE_BYTES = (4 << 30) - 1
 """Of the pipe."""
 PART_PACKS = 512
 """Of a step, in one message."""
+MADE_AT_ONCE = 100_000
+"""Objects, of the specs of a window; they do not stay."""
 
 
 def cursor_state(
@@ -104,6 +108,9 @@ class Planner:
         self.index = Index.open(config.index_dir) if self.lazy is None else self.lazy.index
         check_excluded_samples(config.exclude, self.index)
         self.plan = Plan(config.plan, self.index)
+        self.spec_makers = SpecMakers(
+            self.index, config.plan.vision, helpers=None if self.lazy is None else 0
+        )
         self.shard_needs = ShardNeeds(self.plan, self.index)
         # load compiled code before anybody waits for a step
         if self.plan.windows_in(0) != 0 and not (
@@ -115,6 +122,7 @@ class Planner:
         assign([0, 1], [0, 1], dp_size=2, micro_steps=1)
 
     def close(self) -> None:
+        self.spec_makers.close()
         if self.lazy is not None:
             self.lazy.close()
 
@@ -158,9 +166,7 @@ class Planner:
         if step is None:
             return PlannedStep(end=True, next_cursor=request.cursor)
         then = self._phase_behind(step, grid)
-        specs = specs_of_step(
-            self.plan, self.index, step, exclude.samples_at(step.step), self.config.plan.vision
-        )
+        specs = specs_of_step(self.plan, self.spec_makers, step, exclude.samples_at(step.step))
         marks, counts = specs.mark_arrays()
         return PlannedStep(
             end=False,
@@ -309,14 +315,15 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
             sink.write(frame(reply))
         sink.flush()
         if request.config is not None:
-            gc.freeze()  # what stays is not gone through again and again while steps are made
+            keep_gc_quiet(MADE_AT_ONCE)
     if planner is not None:
         planner.close()
 
 
 def main() -> None:
-    replies = sys.stdout.buffer
-    sys.stdout = sys.stderr
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may be aborted, to say where it stands
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # which helpers do not inherit
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         serve(sys.stdin.buffer, replies)
     except BrokenPipeError:

@@ -1,13 +1,15 @@
 """The coordinator's end of the pipe to its planning process.
 
 Invariants: requests are answered one at a time in the order asked; a planning process that ends or
-stays silent past the deadline is an error that says so, and the next request starts a new one.
+stays silent past the deadline is an error that says so, and the next request starts a new one; a
+silent one prints its stacks before it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -40,6 +42,8 @@ from dataservice.wire.schema import decode, encode
 
 READ_AHEAD_BYTES = 2 << 20
 """Of the pipe."""
+ABORT_S = 2.0
+"""For a planning process to print its stacks."""
 Message = TypeVar("Message")
 
 
@@ -161,6 +165,8 @@ class PlannerProcess:
     async def _started(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            "-X",
+            "faulthandler",  # SIGABRT prints all stacks
             "-m",
             "dataservice.actors.planner",
             stdin=asyncio.subprocess.PIPE,
@@ -186,9 +192,10 @@ class PlannerProcess:
                 f"the planning process ended with code {code}; its log says why"
             ) from error
         except TimeoutError as error:
-            process.kill()
+            await _abort(process)
             raise DeadlineExceeded(
-                f"the coordinator waited {self._deadline_s:g} s for the planning process"
+                f"the coordinator waited {self._deadline_s:g} s for the planning process, whose "
+                "stacks are in the log"
             ) from error
 
     async def close(self) -> None:
@@ -225,3 +232,14 @@ async def _whole(reply: PlanReply, pipe: asyncio.StreamReader) -> PlanReply:
         pack_ids += part.pack_ids
         specs += part.specs
     return replace(reply, step=replace(reply.step, pack_ids=tuple(pack_ids), specs=tuple(specs)))
+
+
+async def _abort(process: asyncio.subprocess.Process) -> None:
+    """It prints its stacks, if it still can, and ends."""
+    process.send_signal(signal.SIGABRT)
+    try:
+        async with asyncio.timeout(ABORT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

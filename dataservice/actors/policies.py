@@ -6,9 +6,13 @@ Invariants: packs of one run are all built under one policy; the text that names
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from dataservice.actors.holes import Hole
 from dataservice.errors import DataError, ImageError, RecordError, ResumeRefused
 
+Policy = Literal["hole", "fallback", "fail"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 _POLICY = "; errors.bad_image "
 
 
@@ -20,6 +24,18 @@ def decoder_and_policy(text: str) -> tuple[str, str]:
     """Of a `built_by` text."""
     decoder, named, policy = text.rpartition(_POLICY)
     return (decoder, policy) if named else (text, "hole")
+
+
+def policy_of(text: str) -> Policy:
+    """Of a `built_by` text of a saved state."""
+    policy = decoder_and_policy(text)[1]
+    for known in POLICIES:
+        if policy == known:
+            return known
+    raise ResumeRefused(
+        f"the saved state has errors.bad_image {policy}, should be one of {', '.join(POLICIES)}: "
+        "it is damaged or was changed"
+    )
 
 
 def check_policy(*, saved: str, now: str, what: str) -> None:

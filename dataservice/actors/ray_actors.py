@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import threading
-from pathlib import Path
 
 import ray
 
@@ -14,14 +14,17 @@ from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
+from dataservice.actors.quiet_gc import keep_gc_quiet
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
+from dataservice.actors.watchdog import keep_beating, watched
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
-JOURNAL = "coordinator.journal"
+COORDINATOR_STILL_S = 20.0
+"""Its event loop may stand still for so long; then it says where and ends, to be started again."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -43,13 +46,13 @@ class CoordinatorActor:
         self._config: Config = config_from_json(config_json)
         self._coordinator: Coordinator | None = None
         self._server: RunningServer | None = None
+        self._beating: asyncio.Future[None] | None = None
 
     async def start(self, port: int | None) -> str:
         """Returns the endpoint once control calls are answered; `port` in place of the config's."""
         config = self._config
-        state = Path(config.state_dir)
-        state.mkdir(parents=True, exist_ok=True)
-        log = StateLog(str(state / JOURNAL))
+        self._beating = asyncio.ensure_future(keep_beating(COORDINATOR_STILL_S))
+        log = await asyncio.to_thread(open_state, config)
         self._coordinator = Coordinator(config, PlannerProcess(), log)
         serving = config.serving
         self._server = await start_server(
@@ -58,8 +61,12 @@ class CoordinatorActor:
             insecure=serving.insecure,
         )
         host = advertised_host(serving.host) or self._server.host
+        endpoint = f"{host}:{self._server.port}"
+        if log.ownership is not None:
+            log.ownership.endpoint = endpoint
         await self._coordinator.start()
-        return f"{host}:{self._server.port}"
+        keep_gc_quiet()
+        return endpoint
 
     @property
     def coordinator(self) -> Coordinator:
@@ -93,6 +100,8 @@ class CoordinatorActor:
             await self._server.stop(1.0)
         if self._coordinator is not None:
             await self._coordinator.stop()
+        if self._beating is not None:
+            self._beating.cancel()
 
 
 class WorkerActor:
@@ -108,9 +117,12 @@ class WorkerActor:
         bind: str,
         insecure: bool,
         memory_bytes: int | None,
+        still_s: float,
     ) -> None:
+        """`still_s`: its event loop may stand still for so long."""
         _log_to_stderr()
         worker_memory.install(memory_bytes)
+        self._still_s = still_s
         host = bind.rpartition(":")[0]
         self._node = node or ray.get_runtime_context().get_node_id()
         self._worker = Worker(
@@ -121,9 +133,11 @@ class WorkerActor:
             advertise=advertised_host(host),
             insecure=insecure,
         )
+        # in place of Ray's own, which drops everything
+        signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())
 
     def run(self) -> None:
-        asyncio.run(self._worker.run())
+        asyncio.run(watched(self._worker.run(), still_s=self._still_s))
 
     def stop(self) -> None:
         self._worker.stop()
@@ -141,14 +155,17 @@ class WorkerActor:
 
 
 class StagerActor:
-    def __init__(self, *, coordinator: str, node: str, host: str, config_json: str) -> None:
+    def __init__(
+        self, *, coordinator: str, node: str, host: str, config_json: str, still_s: float
+    ) -> None:
         _log_to_stderr()
+        self._still_s = still_s
         self._stager = Stager(
             coordinator=coordinator, node=node, host=host, config_json=config_json
         )
 
     def run(self) -> None:
-        asyncio.run(self._stager.run())
+        asyncio.run(watched(self._stager.run(), still_s=self._still_s))
 
     def stop(self) -> None:
         self._stager.stop()

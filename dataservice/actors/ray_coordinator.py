@@ -7,12 +7,14 @@ may still run there is never a second: it is killed by its process id before the
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -22,8 +24,11 @@ from dataservice.actors.ray_actors import CoordinatorActor
 from dataservice.config import Config, config_to_json
 from dataservice.errors import DeadlineExceeded, ServiceUnavailable
 
+_LOG = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
+PROBE_S = 2.0
 END_S = 5.0
 """A killed process is gone by then."""
 
@@ -46,15 +51,22 @@ class RayCoordinator:
         """ "" before the first start."""
         return self._endpoint
 
+    @property
+    def is_up(self) -> bool:
+        process = self._process
+        return self._handle is not None and process is not None and not process.has_ended()
+
     def start(self, given_up: Callable[[], bool]) -> None:
         """Returns when it answers; raises what it refused to start with, CoordinatorEnded when its
         process ended, DeadlineExceeded, and ServiceUnavailable once `given_up`."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        remote = ray.remote(num_cpus=0, scheduling_strategy=here)(CoordinatorActor)
+        options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
+        remote: Any = ray.remote(**options)(CoordinatorActor)
         handle = remote.remote(config_to_json(self._config))
         port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else None
         try:
-            self._process = _Process.of(self._answer(handle.pid.remote(), given_up))
+            self._process = None
+            self._process = _Process(self._answer(handle.pid.remote(), given_up))
             self._endpoint = self._answer(handle.start.remote(port), given_up)
         except BaseException:
             self._end(handle)
@@ -66,11 +78,13 @@ class RayCoordinator:
         while not ray.wait([reference], timeout=POLL_S)[0]:
             if given_up():
                 raise ServiceUnavailable("stopped before the coordinator was up")
+            if self._process is not None and self._process.has_ended():
+                raise CoordinatorEnded("the coordinator ended while it started")
             if time.monotonic() > until:
                 raise DeadlineExceeded(
                     f"the coordinator did not start within {START_TIMEOUT_S:g} s"
                 )
-        return _result(reference, POLL_S)
+        return _result(reference)
 
     def changed(self) -> Any:
         """An object reference that is done when the fleet should be looked at, or the actor is
@@ -79,12 +93,18 @@ class RayCoordinator:
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         """What the actor's `method` returns; CoordinatorEnded, or what it raised."""
-        return _result(getattr(self._alive(), method).remote(*arguments), timeout_s)
+        reference = getattr(self._alive(), method).remote(*arguments)
+        until = time.monotonic() + timeout_s
+        while not ray.wait([reference], timeout=POLL_S)[0]:
+            self._alive()
+            if time.monotonic() > until:
+                raise CoordinatorEnded(f"the coordinator has not answered for {timeout_s:g} s")
+        return _result(reference)
 
     def _alive(self) -> Any:
         handle = self._handle
-        if handle is None:
-            raise CoordinatorEnded("the coordinator has ended and is being started again")
+        if handle is None or not self.is_up:
+            raise CoordinatorEnded("the coordinator has ended")
         return handle
 
     def kill(self) -> None:
@@ -93,45 +113,64 @@ class RayCoordinator:
             self._end(handle)
 
     def _end(self, handle: Any) -> None:
+        if self._process is not None:
+            self._process.kill()  # Ray asks a process to end, and one that is stopped does not
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(handle)
-        if self._process is not None:
-            self._process.kill(END_S)  # Ray asks the process to end, and a stopped one does not
-            self._process = None
 
 
-def _result(reference: Any, timeout_s: float) -> Any:
+def head_answers() -> bool:
+    """Whether somebody listens where Ray's head is; does not wait for Ray."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     try:
-        return ray.get(reference, timeout=timeout_s)
+        socket.create_connection((host, int(port)), timeout=PROBE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _result(reference: Any) -> Any:
+    try:
+        return ray.get(reference, timeout=POLL_S)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
-    except ray.exceptions.GetTimeoutError:
-        raise CoordinatorEnded(f"the coordinator has not answered for {timeout_s:g} s") from None
     except ray.exceptions.RayError as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise CoordinatorEnded(f"the coordinator has ended: {words[0]}") from None
 
 
-@dataclass(frozen=True, slots=True)
 class _Process:
-    """Of this machine; told from a later one with the same id by a descriptor of it."""
+    """Of this machine; its descriptor tells it from a later one with the same id. Safe across
+    threads."""
 
-    pid: int
-    descriptor: int
-
-    @classmethod
-    def of(cls, pid: int) -> _Process | None:
+    def __init__(self, pid: int) -> None:
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self._ended = False
         try:
-            return cls(pid, os.pidfd_open(pid))
-        except OSError:
-            return None  # ended meanwhile, or in another container
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended = True
+        except OSError as error:  # some sandboxes have none: then Ray alone tells of its end
+            _LOG.warning("the coordinator's process %d cannot be watched: %s", pid, error)
 
-    def kill(self, timeout_s: float) -> None:
-        try:
+    def has_ended(self) -> bool:
+        """Known at once, also while Ray has lost its head."""
+        with self._lock:
+            return self._ended or (self._descriptor >= 0 and self._wait(0.0))
+
+    def kill(self) -> None:
+        """And waits END_S for its end."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
-            waiting = select.poll()
-            waiting.register(self.descriptor, select.POLLIN)
-            waiting.poll(timeout_s * 1000)
-        finally:
-            os.close(self.descriptor)
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+            self._wait(END_S)
+            os.close(self._descriptor)
+            self._descriptor, self._ended = -1, True
+
+    def _wait(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))

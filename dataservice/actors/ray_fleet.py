@@ -34,6 +34,8 @@ FULL_S = 300.0
 """No more workers are started on a node for so long after one did not come up there."""
 SILENT_LEASES = 5
 """An actor that is silent for so many leases is killed and replaced."""
+STILL_LEASES = SILENT_LEASES - 1
+"""An actor whose event loop stands still for so long says where, and ends before that."""
 SHARE = 0.001
 """Of the data node resource that an actor claims: it marks the node, it does not ration it."""
 
@@ -62,6 +64,10 @@ class RayFleet:
     def __init__(self, config: Config, endpoint: str, *, own_cores: int | None = None) -> None:
         """`own_cores`: see `data_nodes`."""
         self._config = config
+        # a Ray of our own has it from this process; asking costs seconds where a node just came up
+        self._environment = (
+            {} if own_cores is not None else {"runtime_env": {"env_vars": ENVIRONMENT}}
+        )
         self._config_json = config_to_json(config)
         self._endpoint = endpoint
         self._own_cores = own_cores
@@ -214,7 +220,7 @@ class RayFleet:
             WorkerActor,
             node,
             num_cpus=self._config.workers.num_cpus,
-            runtime_env={"env_vars": ENVIRONMENT},
+            **self._environment,
         )
         handle = remote.remote(
             coordinator=self._endpoint,
@@ -223,6 +229,7 @@ class RayFleet:
             bind=f"{serving.host}:0",
             insecure=serving.insecure,
             memory_bytes=self._config.workers.memory_bytes,
+            still_s=STILL_LEASES * serving.lease_s,
         )
         came = handle.node.remote() if node is None else None
         where = NOWHERE if node is None else node.node_id
@@ -236,6 +243,7 @@ class RayFleet:
             node=node.node_id,
             host=node.host,
             config_json=self._config_json,
+            still_s=STILL_LEASES * STAGER_LEASES * self._config.serving.lease_s,
         )
         self._stagers[node.node_id] = _Actor(
             node.node_id, handle, handle.run.remote(), time.monotonic()

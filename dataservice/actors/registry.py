@@ -12,14 +12,19 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple
 
+import msgspec
+
+from dataservice.core.spreading import lease_of
 from dataservice.errors import LeaseLost
 from dataservice.wire.messages import PullWork, RegisterWorker
 from dataservice.wire.staging import PullStaging, RegisterStager
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A pack that a worker was given; there are a hundred thousand, and the garbage collector need
+    not look at them."""
+
     sequence: int
     session: int
     step: int
@@ -32,6 +37,8 @@ class WorkerSeat:
     hello: RegisterWorker
     lease: int
     heard: float
+    lease_s: float
+    """As the worker was told."""
     queue: deque[Entry] = field(default_factory=deque)
     stats: PullWork | None = None
     draining: bool = False
@@ -55,6 +62,8 @@ class StagerSeat:
 class Registry:
     def __init__(self, *, lease_s: float, stager_lease_s: float) -> None:
         self.lease_s = lease_s
+        """The least; those of many workers are longer."""
+        self.expected_workers = 0
         self.stager_lease_s = stager_lease_s
         self.workers: dict[str, WorkerSeat] = {}
         self.stagers: dict[str, StagerSeat] = {}
@@ -62,7 +71,13 @@ class Registry:
         self._sequences = itertools.count(1)
 
     def seat_worker(self, hello: RegisterWorker) -> WorkerSeat:
-        seat = WorkerSeat(hello=hello, lease=next(self._leases), heard=time.monotonic())
+        count = max(self.expected_workers, len(self.workers) + 1)
+        seat = WorkerSeat(
+            hello=hello,
+            lease=next(self._leases),
+            heard=time.monotonic(),
+            lease_s=lease_of(count, self.lease_s),
+        )
         self.workers[hello.worker_id] = seat
         return seat
 
@@ -91,8 +106,8 @@ class Registry:
         self.workers[worker_id].queue.append(entry)
 
     def expired_workers(self) -> list[str]:
-        limit = time.monotonic() - self.lease_s
-        return [w for w, seat in self.workers.items() if seat.heard < limit]
+        now = time.monotonic()
+        return [w for w, seat in self.workers.items() if seat.heard < now - seat.lease_s]
 
     def expired_stagers(self) -> list[str]:
         limit = time.monotonic() - self.stager_lease_s

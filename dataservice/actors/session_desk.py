@@ -25,6 +25,7 @@ from dataservice.core.settings import Grid
 from dataservice.errors import (
     ConfigError,
     DataServiceError,
+    DeadlineExceeded,
     ResumeRefused,
     ServiceUnavailable,
     SessionFenced,
@@ -44,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 STEPS, PROGRESS = "a step is handed out", "every rank has moved on"
 """Topics of changes; that of a worker's packs is its id."""
 PLANNER_RESTARTS = 3
-"""So often may the planning process end in one session before the session fails."""
+"""So often may the planning process end, or stay silent, in one session before it fails."""
 
 
 class SessionDesk:
@@ -338,8 +339,9 @@ class SessionDesk:
                     continue
                 try:
                     await self._plan_one(session)
-                except ServiceUnavailable as error:
+                except (ServiceUnavailable, DeadlineExceeded) as error:
                     lost += 1
+                    self._shared.counters["planners_lost"] += 1
                     _LOG.warning("%s; a new one is started", error)
                     if lost > PLANNER_RESTARTS:
                         raise
@@ -387,7 +389,7 @@ class SessionDesk:
         self._shared.counters["moved_bytes"] += planned.moved_bytes
         session.steps[cursor.step] = active
         session.next_cursor = planned.next_cursor
-        await self._work.assign_step(session, active)
+        await self._work.dealer.deal_step(session, active)
         self._shared.changes.notify(STEPS, *self._shared.registry.workers)
 
     def _lane_homes(self, session: Session) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from dataservice.config import Config, config_to_json
 from dataservice.errors import (
     DataServiceError,
     DeadlineExceeded,
+    JobHeld,
     ServiceUnavailable,
     SessionFenced,
     StorageError,
@@ -66,6 +67,8 @@ class Shared:
         """True: no more steps are planned or handed out, because the service is being stopped."""
         self.on_scale: Callable[[], None] = lambda: None
         """Called when the set of workers or stagers should be looked at."""
+        self.superseded: JobHeld | None = None
+        """Set once another coordinator owns `state_dir`: nothing is handed out any more."""
 
     @property
     def built_by(self) -> str:
@@ -76,7 +79,25 @@ class Shared:
     def plan(self) -> PlanInfo:
         if self.info is None:
             raise ServiceUnavailable("the coordinator is still opening its index")
+        self.check_ownership()
         return self.info
+
+    def check_ownership(self) -> None:
+        """Raises ServiceUnavailable, so that clients look for the coordinator that owns the job."""
+        if self.superseded is None and self.log.ownership is not None:
+            try:
+                self.log.ownership.check_if_old()
+            except JobHeld as error:
+                self.supersede(error)
+        if self.superseded is not None:
+            raise ServiceUnavailable(str(self.superseded))
+
+    def supersede(self, error: JobHeld) -> None:
+        if self.superseded is None:
+            _LOG.error("%s", error)
+            self.superseded = error
+            self.changes.notify()
+            self.on_scale()
 
     def check_open(self) -> None:
         """Raises ServiceUnavailable once the service is being stopped."""
@@ -100,6 +121,9 @@ class Shared:
         return session
 
     def fail(self, session: Session, error: DataServiceError) -> None:
+        if isinstance(error, JobHeld):
+            self.supersede(error)  # the session is well, at another coordinator
+            return
         _LOG.error("session %d failed: %s", session.generation, error)
         if isinstance(error, ServiceUnavailable | DeadlineExceeded | StorageError):
             error = DataServiceError(str(error))  # those say "try again", and this is final

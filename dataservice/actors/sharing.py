@@ -89,6 +89,7 @@ class Sharing:
                 heaps[home] = [(loads[w], w) for w in there]
                 heapq.heapify(heaps[home])
             active.worker[i] = None
+            active.orphaned = True
             if heaps[home]:
                 load, taker = heaps[home][0]
                 heapq.heapreplace(heaps[home], (load + 1, taker))

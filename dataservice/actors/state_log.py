@@ -1,6 +1,7 @@
 """What must outlive the coordinator: holes, the session, placements; kept in one journal file.
 
-Invariants: a record is on disk before the method that wrote it returns; records of another plan
+Invariants: a record is on disk before the method that wrote it returns, and only while the folder
+is still this coordinator's; records of another plan
 digest are ignored, but runs once fenced stay fenced; a placement holds from its step on until the
 next one, and steps below `planned_until` may have been handed out.
 """
@@ -14,12 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from dataservice.actors.holes import Hole
+from dataservice.actors.ownership import Ownership, take
+from dataservice.config import Config
 from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
+from dataservice.errors import ConfigError
 from dataservice.storage.journal import Journal
+from dataservice.storage.tables import sync_folder
 from dataservice.wire.messages import CursorState, ResumeState
 from dataservice.wire.schema import decode, encode
 
+JOURNAL = "coordinator.journal"
+"""Its name in `state_dir`."""
 MOST_HOMES = 64
 """Placements kept of a session when the journal is rewritten; steps handed out span a few."""
 STEPS_A_RECORD = 16
@@ -52,26 +59,28 @@ class SavedSession:
     """What was left out of them on purpose, as `core.exclusions` has it."""
 
 
-class StateLog:
-    def __init__(self, path: str) -> None:
-        self._journal, records = Journal.open(path)
-        self._path = path
+class Recorded:
+    """What the records of a journal come to."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
         self.holes: list[Hole] = []
         self.fenced_runs: set[str] = set()
         self.session: SavedSession | None = None
+        self.digest = ""
+        """Of the plan that holes and session belong to."""
+        self.job = ""
+        """"": not written down."""
         self.lane_holders: tuple[str, ...] = ()
         """By lane, the data node that has staged it; empty where none has for long."""
-        self._digest = ""
         self._generation = 0
         for record in records:
             self._replay(record)
-        self._handed_until = self.session.planned_until if self.session is not None else 0
-        """Steps of the session below this may have been handed out before this start."""
 
     def _replay(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
         if kind == "epoch":
             self._generation = max(self._generation, record["generation"])
+            self.job = record.get("job", "")
             self._digest_is(record["digest"])
         elif kind == "hole":
             self.holes.append(
@@ -117,8 +126,8 @@ class StateLog:
             self.session.cursor = decode(CursorState, record["cursor"])
 
     def _digest_is(self, digest: str) -> None:
-        if digest != self._digest:
-            self._digest = digest
+        if digest != self.digest:
+            self.digest = digest
             self.holes = []
             self.lane_holders = ()
             if self.session is not None:
@@ -131,8 +140,30 @@ class StateLog:
         self._generation = session.generation
         self.session = session
 
-    def start_epoch(self, digest: str) -> None:
-        """Called once when the plan is open; what was written for another plan is forgotten."""
+
+class StateLog(Recorded):
+    def __init__(self, path: str, ownership: Ownership | None = None) -> None:
+        """`ownership` of the journal's folder: None where nobody else can want it. Every method
+        that writes raises JobHeld once it is lost."""
+        self.ownership = ownership
+        self._journal, records = Journal.open(path)
+        self._path = path
+        super().__init__(records)
+        self._handed_until = self.session.planned_until if self.session is not None else 0
+        """Steps of the session below this may have been handed out before this start."""
+
+    def start_epoch(self, digest: str, job: str) -> None:
+        """Called once when the plan is open; what was written for another plan is forgotten.
+
+        ConfigError for the journal of another job, which stays as it is.
+        """
+        if self.job not in ("", job):
+            raise ConfigError(
+                f"state_dir {os.path.dirname(self._path)} holds the journal of job {self.job!r}, "
+                f"this is job {job!r}: give every job a state_dir of its own, or remove the "
+                "journal if that job is over"
+            )
+        self.job = job
         self._digest_is(digest)
         self._rewrite()
 
@@ -141,7 +172,14 @@ class StateLog:
         fresh = self._path + ".new"
         Path(fresh).unlink(missing_ok=True)
         journal, _ = Journal.open(fresh)
-        journal.append({"kind": "epoch", "digest": self._digest, "generation": self._generation})
+        journal.append(
+            {
+                "kind": "epoch",
+                "digest": self.digest,
+                "generation": self._generation,
+                "job": self.job,
+            }
+        )
         journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
         for hole in self.holes:
             journal.append(_hole_record(hole))
@@ -152,22 +190,33 @@ class StateLog:
             for step, homes in self.session.homes[-MOST_HOMES:]:
                 journal.append(_homes_record(step, homes))
             journal.append(_planned_record(self.session))
+        self._check_ownership()
         os.replace(fresh, self._path)
+        sync_folder(os.path.dirname(self._path) or ".")
         self._journal.close()
         self._journal = journal
+        self._check_ownership()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._journal.append(record)
+        self._check_ownership()
+
+    def _check_ownership(self) -> None:
+        if self.ownership is not None:
+            self.ownership.check()
 
     def fence(self, run_ids: Iterable[str]) -> None:
         """These runs are over before they began: a newer one has opened."""
         runs = sorted(run_ids)
         if runs:
-            self._journal.append({"kind": "fenced", "runs": runs})
+            self._append({"kind": "fenced", "runs": runs})
             self.fenced_runs.update(runs)
 
     def hole(self, hole: Hole) -> None:
-        self._journal.append(_hole_record(hole))
+        self._append(_hole_record(hole))
 
     def lanes(self, holders: tuple[str, ...]) -> None:
-        self._journal.append(_lanes_record(holders))
+        self._append(_lanes_record(holders))
         self.lane_holders = holders
 
     def open_session(
@@ -192,7 +241,7 @@ class StateLog:
             planned_until=cursor.step + (state is not None and state.micro_step > 0),
             excluded=cursor.excluded,
         )
-        self._journal.append(_session_record(session))
+        self._append(_session_record(session))
         self._session_is(session)
         self._handed_until = 0
         return session.generation
@@ -214,11 +263,11 @@ class StateLog:
             session.homes[-1][0] <= cursor.step and session.homes[-1][1] != homes
         ):
             session.homes.append((cursor.step, homes))
-            self._journal.append(_homes_record(cursor.step, homes))
+            self._append(_homes_record(cursor.step, homes))
         if cursor.step >= session.planned_until:
             session.planned_until = cursor.step + STEPS_A_RECORD
             session.excluded = exclude.in_force(session.planned_until - 1)
-            self._journal.append(_planned_record(session))
+            self._append(_planned_record(session))
 
     def done(self, cursor: CursorState) -> None:
         """Every rank was given all steps before `cursor`."""
@@ -226,10 +275,24 @@ class StateLog:
         assert session is not None
         if cursor.step >= session.cursor.step + STEPS_A_RECORD:
             session.cursor = cursor
-            self._journal.append({"kind": "done", "cursor": encode(cursor)})
+            self._append({"kind": "done", "cursor": encode(cursor)})
 
     def close(self) -> None:
         self._journal.close()
+        if self.ownership is not None:
+            self.ownership.release()
+
+
+def open_state(config: Config) -> StateLog:
+    """The journal of `state_dir`, which is this process's until the log is closed; may wait for
+    some leases of its last owner. Raises JobHeld, which names another that has it."""
+    folder = Path(config.state_dir)
+    ownership = take(folder, job=config.job, lease_s=config.serving.lease_s)
+    try:
+        return StateLog(str(folder / JOURNAL), ownership)
+    except BaseException:
+        ownership.release()
+        raise
 
 
 def _hosts(recorded: str | list[str]) -> tuple[str, ...]:

@@ -33,12 +33,13 @@ def status_of(shared: Shared) -> dict[str, Any]:
     plan = shared.info
     if plan is None:
         return {"state": "opening", "job": shared.config.job}
-    session = shared.session
+    session, ownership = shared.session, shared.log.ownership
     failed = session is not None and session.failure is not None
     workers = [_worker(seat) for _, seat in sorted(shared.registry.workers.items())]
     return {
         "state": "failed" if failed else "serving",
         "job": shared.config.job,
+        "epoch": ownership.epoch if ownership is not None else 0,
         "plan_digest": plan.digest,
         "decoder": shared.decoder,
         "samples": plan.num_samples,

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dataservice.actors.excluding import excluded_holes
-from dataservice.actors.pack_specs import marks_array, packed_spec, sample_marks
+from dataservice.actors.pack_specs import packed_spec
+from dataservice.actors.spec_makers import Job, SpecMakers
 from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.core.plan import Plan
 from dataservice.core.tables import StepPlan
-from dataservice.core.vision import VisionRules
-from dataservice.storage.index import Index
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,31 +33,37 @@ class StepSpecs:
 
     def mark_arrays(self) -> tuple[bytes, bytes]:
         """As `PlannedStep.sample_marks` and `sample_counts`."""
-        return marks_array(self.marks)
+        flat = np.array([mark for one in self.marks for mark in one], dtype="<u4")
+        counts = np.array([len(one) for one in self.marks], dtype="<i8")
+        return flat.tobytes(), counts.tobytes()
 
 
 def specs_of_step(
-    plan: Plan, index: Index, step: StepPlan, excluded: Collection[str], rules: VisionRules
+    plan: Plan, makers: SpecMakers, step: StepPlan, excluded: Collection[str]
 ) -> StepSpecs:
     """`excluded`: keys of samples."""
     padding = packed_spec(padding_spec(step.pack_length))
-    made = StepSpecs(packed=[padding] * len(step.lane), marks=[[]] * len(step.lane))
+    found = StepSpecs(packed=[padding] * len(step.lane), marks=[[]] * len(step.lane))
     order = np.lexsort((step.window, step.lane))
+    order = order[step.lane[order] >= 0]
     lanes, windows = step.lane[order], step.window[order]
     changes = (np.diff(lanes) != 0) | (np.diff(windows) != 0)
-    for these in np.split(order, np.flatnonzero(changes) + 1):
-        lane = int(step.lane[these[0]])
-        if lane < 0:
-            continue
-        window = plan.window(lane, int(step.window[these[0]]))
-        specs = index.pack_specs(window, step.number[these].tolist(), rules=rules)
-        for i, spec in zip(these.tolist(), specs, strict=True):
-            made.packed[i] = packed_spec(spec)
-            made.marks[i] = sample_marks(spec)
-        holes, count = excluded_holes(specs, excluded)
-        made.excluded |= holes
-        made.num_excluded += count
-    return made
+    groups = [
+        these.tolist() for these in np.split(order, np.flatnonzero(changes) + 1) if len(these)
+    ]
+    jobs: list[Job] = [
+        (
+            plan.window(int(step.lane[these[0]]), int(step.window[these[0]])),
+            step.number[these].tolist(),
+        )
+        for these in groups
+    ]
+    for these, made in zip(groups, makers.made(jobs, excluded), strict=True):
+        for i, packed, marks in zip(these, made.packed, made.marks, strict=True):
+            found.packed[i], found.marks[i] = packed, marks
+        found.excluded |= made.excluded
+        found.num_excluded += made.num_excluded
+    return found
 
 
 def padding_spec(pack_length: int) -> PackSpec:

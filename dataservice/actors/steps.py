@@ -42,6 +42,8 @@ class ActiveStep:
         num_packs = len(self.micro_step)
         self.worker: list[str | None] = [None] * num_packs
         """Id of the worker that builds pack i."""
+        self.orphaned = False
+        """Whether some packs have no worker because there was none."""
         self.suspicions: dict[int, Suspicion] = {}
         """Of packs that a worker may have been building when it ended without a word."""
         cell = self.micro_step * grid.dp_size + self.dp_rank

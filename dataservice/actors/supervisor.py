@@ -12,21 +12,29 @@ import threading
 import time
 
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
-from dataservice.actors.ray_coordinator import CoordinatorEnded, RayCoordinator
+from dataservice.actors.ray_coordinator import CoordinatorEnded, RayCoordinator, head_answers
 from dataservice.actors.ray_fleet import RayFleet
 from dataservice.config import Config
-from dataservice.errors import DataServiceError
+from dataservice.errors import DataServiceError, ServiceUnavailable
 
 _LOG = logging.getLogger(__name__)
 
 SILENT_S = 30.0
-"""A coordinator that does not answer for so long is killed and started again."""
+"""A coordinator that does not answer for so long is killed and started again; one that can still
+say where it stands does so before."""
 QUICK_S = 60.0
 """A coordinator that ends sooner after its start has ended quickly."""
 MOST_QUICK_ENDS = 5
 """In a row; after one more the service ends."""
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0)
 """Before each start again, by the quick ends in a row."""
+HEAD_S = 15.0
+"""Ray's head is lost when it does not answer for so long, and the coordinator is down."""
+HEAD_LOST = "the head of the Ray cluster does not answer"
+AFTER_HEAD_LOST = (
+    "start a cluster and serve again with the same state_dir and port: trainers that still wait go "
+    "on, others resume from their saved states"
+)
 STOP_TIMEOUT_S = 30.0
 
 
@@ -36,13 +44,15 @@ class Supervisor:
         self.coordinator = RayCoordinator(config)
         self.failure: DataServiceError | None = None
         """Why the service has ended, once it has."""
+        self.head_lost = False
         self.restarts = 0
         """Of the coordinator."""
         self._config, self._own_cores = config, own_cores
         self._fleet: RayFleet | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="supervisor")
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._quick_ends = 0
+        self._head_silent_since: float | None = None
         self._up_since: float | None = None
         """Monotonic; None while the coordinator is down."""
 
@@ -54,10 +64,35 @@ class Supervisor:
         self._thread.start()
         return self.coordinator.endpoint
 
+    def check(self) -> None:
+        """Raises what has ended the service; warns of the loss of Ray's head, and raises
+        ServiceUnavailable once the coordinator is down besides."""
+        if self.failure is None:
+            self._check_head()
+        if self.failure is not None:
+            raise self.failure
+
+    def _check_head(self) -> None:
+        """Ray's own calls would wait for it, until Ray ends this process without a word of ours."""
+        now = time.monotonic()
+        if head_answers():
+            self._head_silent_since = None
+        elif self._head_silent_since is None:
+            self._head_silent_since = now
+            _LOG.warning("%s; unless it is back soon, %s", HEAD_LOST, AFTER_HEAD_LOST)
+        elif now - self._head_silent_since > HEAD_S and not self.coordinator.is_up:
+            self.failure, self.head_lost = (
+                ServiceUnavailable(f"{HEAD_LOST} and the coordinator has ended; {AFTER_HEAD_LOST}"),
+                True,
+            )
+
     def stop(self) -> None:
         """No more steps are handed out; then the actors end: workers and stagers first, when what
         clients were waiting for is with them, and the coordinator last."""
         self._stopping.set()
+        if self.head_lost:
+            self._thread.join(1.0)  # it may wait for Ray
+            return  # the actors ended with the head, or will
         if self._thread.is_alive():
             self._thread.join(2 * SILENT_S)
         if self._fleet is None:
@@ -86,6 +121,8 @@ class Supervisor:
     def _keep(self) -> None:
         assert self._fleet is not None
         try:
+            if not self.coordinator.is_up:
+                raise CoordinatorEnded("the coordinator has ended")
             self._fleet.keep(self._tell)
             self._fleet.wait_for_news(self.coordinator.changed(), KEEP_S)
         except CoordinatorEnded as ended:

@@ -13,8 +13,9 @@ _LOG = logging.getLogger(__name__)
 RETRY_S = 1.0
 ANYTHING = ""
 """The topic of those who wait for any change."""
-AT_ONCE = 16
-"""Waiters that are woken in one turn of the event loop; one takes up to a millisecond."""
+AT_ONCE = 2
+"""Waiters that are woken in one turn of the event loop, which takes one new call a turn; one waiter
+takes up to a millisecond."""
 
 
 async def kept_up(name: str, loop: Callable[[], Awaitable[None]]) -> None:

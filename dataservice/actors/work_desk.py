@@ -11,9 +11,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
 from dataservice.actors.counting_desk import CountingDesk
+from dataservice.actors.dealing import Dealer
 from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.policies import decoder_and_policy
 from dataservice.actors.registry import Entry, WorkerSeat
@@ -21,7 +22,6 @@ from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
 from dataservice.actors.sharing import Sharing
 from dataservice.actors.steps import ActiveStep
-from dataservice.core.dispatch import choose_worker
 from dataservice.core.suspicion import Suspicion, after_loss
 from dataservice.errors import (
     ConfigError,
@@ -46,8 +46,6 @@ _LOG = logging.getLogger(__name__)
 
 MAX_WORK_BYTES = 128 << 10
 """Specs in one answer to a worker, some eighty: a millisecond's work."""
-PACKS_AT_ONCE = 512
-"""Given to workers in one turn of the event loop: two milliseconds."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 """Before a failed pack is tried again, on another worker where there is one; doubled each time."""
@@ -64,21 +62,20 @@ class WorkDesk:
         self._shared = shared
         self._holes = holes
         self._counting = counting
+        self.dealer = Dealer(shared)
         self._sharing = Sharing(shared)
         self._attempts: Counter[tuple[int, str]] = Counter()
         """Failed builds by (session, pack)."""
-        self._avoid: dict[tuple[int, str], frozenset[str]] = {}
-        """Workers on which a pack failed."""
         self._complaints: Counter[str] = Counter()
 
     def forget_failures(self) -> None:
         self._attempts.clear()
-        self._avoid.clear()
+        self.dealer.forget_failures()
 
     def expire(self) -> None:
-        registry = self._shared.registry
-        for worker_id in registry.expired_workers():
-            self._lose_worker(worker_id, f"silent for {registry.lease_s:g} s")
+        workers = self._shared.registry.workers
+        expired = self._shared.registry.expired_workers()
+        self._lose_workers({w: f"silent for {workers[w].lease_s:g} s" for w in expired})
 
     def ended(self, worker_id: str, how: str) -> None:
         """Its process is known to have ended: nobody waits for the end of its lease."""
@@ -93,46 +90,6 @@ class WorkDesk:
                 self._shared.registry.workers[worker_id].draining = True
                 self._sharing.leaves(worker_id)
         self._shared.changes.notify()
-
-    def assign(self, session: Session, active: ActiveStep, packs: Sequence[int]) -> None:
-        """Gives packs to workers, or to nobody while there is none."""
-        usable = self._shared.registry.usable_workers()
-        on_node: dict[str, list[str]] = {}
-        for worker_id in usable:
-            node = self._shared.registry.workers[worker_id].hello.node
-            on_node.setdefault(node, []).append(worker_id)
-        first_round = active.step * session.grid.micro_steps
-        nodes, give = self._shared.lane_nodes, self._shared.registry.give
-        columns = (active.micro_step, active.dp_rank, active.lane)
-        places = zip(packs, *(column[packs].tolist() for column in columns), strict=True)
-        for i, micro_step, dp_rank, lane in places if packs else ():
-            avoid: frozenset[str] = frozenset()
-            if self._avoid:
-                key = (session.generation, active.planned.pack_ids[i])
-                avoid = self._avoid.get(key, avoid)
-            worker = choose_worker(
-                dp_rank,
-                first_round + micro_step,
-                dp_size=session.grid.dp_size,
-                home_workers=on_node.get(nodes[lane], ()) if lane >= 0 and nodes else (),
-                all_workers=usable,
-                avoid=avoid,
-            )
-            active.worker[i] = worker
-            done = session.is_done(active.step, micro_step, dp_rank)
-            if worker is not None and lane >= 0 and not done:
-                give(worker, session.generation, active.step, i)
-
-    async def assign_step(self, session: Session, active: ActiveStep) -> None:
-        """All of a step that nobody has yet, in the order of need, and a little at a time: other
-        calls are answered meanwhile."""
-        for first in range(0, len(active.order), PACKS_AT_ONCE):
-            if first:
-                await asyncio.sleep(0)
-            if session is not self._shared.session:
-                return
-            packs = active.order[first : first + PACKS_AT_ONCE]
-            self.assign(session, active, [i for i in packs if active.worker[i] is None])
 
     def complain(self, endpoints: tuple[str, ...]) -> None:
         """A worker that lives for us but not for its clients is as good as lost."""
@@ -151,11 +108,12 @@ class WorkDesk:
             self._lose_worker(request.worker_id, "it registered anew")
         seat = self._shared.registry.seat_worker(request)
         _LOG.info("worker %s joined on %s at %s", request.worker_id, request.node, request.endpoint)
-        self._assign_orphans()
+        if self._shared.session is not None:
+            self.dealer.deal_orphans(self._shared.session)
         self._sharing.joined(request.node)
         self._shared.changes.notify()
         return WorkerRegistered(
-            lease=seat.lease, lease_s=self._shared.registry.lease_s, config=self._shared.config_json
+            lease=seat.lease, lease_s=seat.lease_s, config=self._shared.config_json
         )
 
     def _check_decoder(self, request: RegisterWorker) -> None:
@@ -182,24 +140,23 @@ class WorkDesk:
             raise error
         self._shared.fail(session, error)  # a newer run is about to open
 
-    def _assign_orphans(self) -> None:
-        session = self._shared.session
-        if session is None:
-            return
-        for step in sorted(session.steps):
-            active = session.steps[step]
-            orphans = [i for i in active.order if active.worker[i] is None]
-            if orphans:
-                self.assign(session, active, orphans)
-
     def _lose_worker(self, worker_id: str, why: str) -> None:
-        seat = self._shared.registry.workers.pop(worker_id)
-        self._complaints.pop(worker_id, None)
-        self._sharing.forget(worker_id)
-        left = self._outstanding(seat)
-        if seat.draining and not left:
-            _LOG.info("worker %s has left", worker_id)
-        else:
+        self._lose_workers({worker_id: why})
+
+    def _lose_workers(self, gone: Mapping[str, str]) -> None:
+        """By id, and why; together, because each look at all packs takes milliseconds."""
+        if not gone:
+            return
+        moved = 0
+        for worker_id, why in gone.items():
+            seat = self._shared.registry.workers.pop(worker_id)
+            self._complaints.pop(worker_id, None)
+            self._sharing.forget(worker_id)
+            left = self._outstanding(seat)
+            moved += len(left)
+            if seat.draining and not left:
+                _LOG.info("worker %s has left", worker_id)
+                continue
             self._shared.counters["workers_lost"] += 1
             suspects = self._suspect(seat, left)
             _LOG.warning(
@@ -210,7 +167,7 @@ class WorkDesk:
                 len(left),
                 suspects,
             )
-        self._move_packs(worker_id, left)
+        self._move_packs(gone.keys(), moved)
 
     def _retire(self, seat: WorkerSeat, why: str) -> None:
         """It can end, having reported its holes; what nobody has fetched from it is built anew."""
@@ -219,7 +176,7 @@ class WorkDesk:
         self._shared.counters["workers_retired"] += 1
         worker_id = seat.hello.worker_id
         _LOG.info("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
-        self._move_packs(worker_id, left)
+        self._move_packs({worker_id}, len(left))
 
     def _suspect(self, seat: WorkerSeat, left: list[Entry]) -> int:
         """One of them may have ended the worker. How many are suspects now."""
@@ -242,17 +199,11 @@ class WorkDesk:
                 self._holes.condemn(session, active, entry.pack, now.ends)
         return found
 
-    def _move_packs(self, worker_id: str, left: list[Entry]) -> None:
-        """`left`: those of them that nobody has been given yet."""
-        session = self._shared.session
-        if session is not None:
-            for step in sorted(session.steps):
-                active = session.steps[step]
-                mine = [i for i in active.order if active.worker[i] == worker_id]
-                for i in mine:
-                    active.worker[i] = None
-                self.assign(session, active, mine)
-        self._shared.counters["packs_rebuilt"] += len(left)
+    def _move_packs(self, workers: Collection[str], left: int) -> None:
+        """`left`: how many of them nobody has been given yet."""
+        if self._shared.session is not None:
+            self.dealer.deal_anew(self._shared.session, workers)
+        self._shared.counters["packs_rebuilt"] += left
         self._shared.changes.notify()
         self._shared.on_scale()
 
@@ -285,7 +236,7 @@ class WorkDesk:
             self._retire(seat, request.retiring)
         self._sharing.returned(seat, request)
         self._counting.held(seat, request)
-        until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s / 3)
+        until = time.monotonic() + min(request.wait_s, seat.lease_s / 2)
         while True:
             session = self._shared.session
             generation = session.generation if session is not None else 0
@@ -393,7 +344,7 @@ class WorkDesk:
             reason = f"pack {request.pack_id} cannot be built: {request.reason}"
             self._shared.fail(session, kind(reason))
             return Ok()
-        self._avoid[key] = self._avoid.get(key, frozenset()) | {request.worker_id}
+        self.dealer.avoid(session, request.pack_id, request.worker_id)
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._attempts[key] - 1))
         asyncio.get_running_loop().call_later(pause_s, self._try_again, session, request.pack_id)
         return Ok()
@@ -402,5 +353,5 @@ class WorkDesk:
         found = self._shared.find(session, pack_id)
         if found is not None and session is self._shared.session:
             active, i = found
-            self.assign(session, active, [i])
+            self.dealer.deal(session, active, [i])
             self._shared.changes.notify()

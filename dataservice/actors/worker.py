@@ -198,7 +198,7 @@ class Worker:
             lease=self._lease,
             session=tools.queue.session,
             after_sequence=self._sequence,
-            wait_s=min(PULL_WAIT_S, self._lease_s / 3),
+            wait_s=min(PULL_WAIT_S, self._lease_s / 2),
             ready_bytes=ready_bytes,
             ready_packs=ready_packs,
             queued_packs=queued,

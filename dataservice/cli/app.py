@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from dataservice import __version__
-from dataservice.cli import data_commands, plan_commands, service_commands
+from dataservice.cli import data_commands, plan_commands, replay_command, service_commands
 from dataservice.errors import DataServiceError
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ app.command()(plan_commands.simulate)
 app.command()(service_commands.serve)
 app.command()(service_commands.status)
 app.command()(service_commands.scale)
+app.command()(replay_command.replay)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

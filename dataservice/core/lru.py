@@ -21,6 +21,10 @@ class LRUCache(Generic[K, V]):
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
+    def keep(self, capacity: int) -> None:
+        """From now on at least so many."""
+        self._capacity = max(self._capacity, capacity)
+
     def __contains__(self, key: K) -> bool:
         with self._lock:
             return key in self._values

@@ -20,3 +20,13 @@ def patchify(planes: NDArray[np.uint8], patch: int, merge: int, out: NDArray[np.
     blocks = planes.reshape(rows, merge, patch, 3, columns, merge, patch)
     view = out.reshape(rows, columns, merge, merge, 3, patch, patch, copy=False)
     view[...] = blocks.transpose(0, 4, 1, 5, 3, 2, 6)
+
+
+def unpatchify(
+    rows: NDArray[np.uint8], height: int, width: int, patch: int, merge: int
+) -> NDArray[np.uint8]:
+    """The picture [H, W, 3] of which `patchify` made `rows` of patches."""
+    blocks = rows.reshape(
+        height // (patch * merge), width // (patch * merge), merge, merge, 3, patch, patch
+    )
+    return blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(height, width, 3)

@@ -1,7 +1,8 @@
 """The asyncio twins of rpc.client, for the workers and stagers.
 
 Invariants: as in rpc.client: every call has a deadline and ends in a message or in an error of
-dataservice.errors; a client belongs to the event loop it is first used in.
+dataservice.errors; a damaged message is sent once more, and a connection on which a deadline
+passed is not used again; a client belongs to the event loop it is first used in.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dataservice.errors import ServiceUnavailable
+from dataservice.errors import DamagedMessage, DeadlineExceeded, ServiceUnavailable
 from dataservice.rpc.channel import (
     COORDINATOR_OPTIONS,
     DATA_OPTIONS,
+    MAX_REQUEST_BYTES,
     STREAM_PACK,
     Options,
     coordinator_method,
 )
-from dataservice.rpc.failures import error_of
+from dataservice.rpc.failures import error_of, is_ours
+from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.wire.messages import StreamPack
-from dataservice.wire.schema import decode, encode
 
 __all__ = ["AsyncCoordinatorClient", "AsyncDataClient"]
 
@@ -42,17 +44,22 @@ class _AsyncClient:
             self._channel = grpc.aio.insecure_channel(self.endpoint, options=self._options)
         return self._channel
 
-    def _raise_if_closed(self, call: str) -> None:
-        """Tells `close()`, which grpc.aio shows as CancelledError too, from a cancelled task."""
+    def _raise_if_closed(self, call: str, channel: Any) -> None:
+        """Tells the channel's end, which grpc.aio shows as CancelledError too, from a cancelled
+        task."""
         task = asyncio.current_task()
-        if self._closed and task is not None and not task.cancelling():
-            raise ServiceUnavailable(f"{call}: the client was closed meanwhile") from None
+        if channel is not self._channel and task is not None and not task.cancelling():
+            raise ServiceUnavailable(f"{call}: the connection was closed meanwhile") from None
 
     async def close(self) -> None:
         """Ends the channel and every call on it; idempotent."""
         self._closed = True
-        channel, self._channel = self._channel, None
-        if channel is not None:
+        await self._disconnect(self._channel)
+
+    async def _disconnect(self, channel: Any) -> None:
+        """The next call connects anew; what others wait for on `channel` ends."""
+        if channel is not None and channel is self._channel:
+            self._channel = None
             await channel.close()
 
     async def __aenter__(self) -> Any:
@@ -72,15 +79,31 @@ class AsyncCoordinatorClient(_AsyncClient):
         """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
         method, response_type = coordinator_method(request)
         call = f"{method.rpartition('/')[2]} at {self.endpoint}"
-        invoke = self._open_channel(call).unary_unary(method)
+        channel = self._open_channel(call)
+        data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
         try:
-            data = await invoke(encode(request), timeout=timeout_s)
+            answer = await self._invoke(channel, method, data, call, timeout_s)
+            return unsealed(response_type, answer)
+        except DamagedMessage:
+            await self._disconnect(channel)
+        channel = self._open_channel(call)
+        answer = await self._invoke(channel, method, data, call, timeout_s)
+        return unsealed(response_type, answer)
+
+    async def _invoke(
+        self, channel: Any, method: str, data: bytes, call: str, timeout_s: float
+    ) -> Any:
+        invoke = channel.unary_unary(method)
+        try:
+            return await invoke(data, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise _failure(error, call, timeout_s) from None
+            failure = _failure(error, call, timeout_s)
+            if isinstance(failure, DeadlineExceeded) and not is_ours(error.trailing_metadata()):
+                await self._disconnect(channel)
+            raise failure from None
         except asyncio.CancelledError:
-            self._raise_if_closed(call)
+            self._raise_if_closed(call, channel)
             raise
-        return decode(response_type, data)
 
 
 class AsyncDataClient(_AsyncClient):
@@ -92,16 +115,16 @@ class AsyncDataClient(_AsyncClient):
     async def stream_pack(self, request: StreamPack, timeout_s: float) -> AsyncIterator[bytes]:
         """The frames of a pack; `timeout_s` bounds the whole stream."""
         call = f"StreamPack {request.pack_id} at {self.endpoint}"
-        stream = self._open_channel(call).unary_stream(STREAM_PACK)(
-            encode(request), timeout=timeout_s
-        )
+        channel = self._open_channel(call)
+        data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
+        stream = channel.unary_stream(STREAM_PACK)(data, timeout=timeout_s)
         try:
             async for frame in stream:
                 yield frame
         except grpc.aio.AioRpcError as error:
             raise _failure(error, call, timeout_s) from None
         except asyncio.CancelledError:
-            self._raise_if_closed(call)
+            self._raise_if_closed(call, channel)
             raise
         finally:
             stream.cancel()

@@ -4,7 +4,8 @@ Invariants:
 - every limit is set on both sides: a message that one side may send, the other may receive;
 - a server takes requests of at most 4 MiB (they are small: counters, a cursor, a list of holes)
   and answers with at most 64 MiB (a list of assignments); frames of packs are at most 4 MiB;
-- a client pings every 20 s, also while idle; a server takes a ping every 10 s;
+- either end pings the other when it has heard nothing for 10 s, also while idle, and gives a
+  connection up that is silent for 5 s more; a ping every 5 s is taken;
 - no HTTP proxy is used, and no two clients share a connection, so that a paused one holds up
   nobody else.
 """
@@ -23,8 +24,13 @@ MAX_RESPONSE_BYTES = 64 << 20
 STREAM_WINDOW_BYTES = 4 << 20
 """What a reader that pauses leaves in flight; fixed, since gRPC's own probing grows it to tens of
 MiB. 4 MiB fill a link of 400 MB/s at 10 ms."""
-KEEPALIVE_S = 20
-KEEPALIVE_TIMEOUT_S = 10
+MAX_PENDING_REQUESTS = 1 << 16
+"""That the event loop has not taken yet. gRPC's own 1,000 are refused, as cancelled, when a few
+thousand trainer ranks start at once."""
+KEEPALIVE_S = 10
+KEEPALIVE_TIMEOUT_S = 5
+"""Also of data that nobody acknowledges (TCP_USER_TIMEOUT). gRPC has a limit for pings besides,
+which is a minute unless it is set, and the longer one of the two holds."""
 
 Options = list[tuple[str, int]]
 
@@ -48,6 +54,7 @@ def client_options(*, max_receive_bytes: int) -> Options:
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -72,10 +79,13 @@ SERVER_OPTIONS: Options = [
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_concurrent_streams", 256),
+    ("grpc.server.max_pending_requests", MAX_PENDING_REQUESTS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_REQUESTS),
     ("grpc.so_reuseport", 0),
 ]

@@ -4,6 +4,9 @@ Invariants:
 - every call has a deadline and ends in a message or in an error of dataservice.errors:
   ServiceUnavailable when nobody answers or the client was closed, DeadlineExceeded at the
   deadline, otherwise the class that the service raised;
+- a message that was damaged on its way is sent once more on a new connection, then it is a
+  WireError; nor is a connection used again on which the coordinator let a deadline pass, since it
+  may be half open;
 - safe from several threads: `close()` in one makes a call blocked in another raise;
 - a client belongs to the process that made it: gRPC does not survive a fork, so a use after one is
   refused with a ConfigError instead of hanging.
@@ -13,24 +16,31 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import grpc.experimental
 
-from dataservice.errors import ConfigError, ServiceUnavailable
+from dataservice.errors import (
+    ConfigError,
+    DamagedMessage,
+    DeadlineExceeded,
+    ServiceUnavailable,
+)
 from dataservice.rpc.allocator import keep_freed_blocks
 from dataservice.rpc.channel import (
     COORDINATOR_OPTIONS,
     DATA_OPTIONS,
+    MAX_REQUEST_BYTES,
     STREAM_PACK,
     Options,
     coordinator_method,
 )
-from dataservice.rpc.failures import error_of
+from dataservice.rpc.failures import error_of, is_ours
+from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.wire.messages import StreamPack
-from dataservice.wire.schema import decode, encode
 
 __all__ = ["CoordinatorClient", "DataClient", "PackFrames", "checked_endpoint"]
 
@@ -44,8 +54,10 @@ class _Client:
 
     def __init__(self, endpoint: str, options: Options) -> None:
         self.endpoint = checked_endpoint(endpoint)
+        self._options = options
         self._pid = os.getpid()
         self._closed = False
+        self._lock = threading.Lock()
         self._channel = grpc.insecure_channel(endpoint, options=options)
 
     def _open_channel(self, call: str) -> Any:
@@ -61,10 +73,20 @@ class _Client:
 
     def close(self) -> None:
         """Ends the channel and every call on it; idempotent, from any thread."""
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+            channel = self._channel
+        channel.close()
+
+    def _connect_anew(self, silent: Any) -> None:
+        """Unless another thread has; what others wait for on the old connection ends."""
+        with self._lock:
+            if self._closed or self._channel is not silent:
+                return
+            self._channel = grpc.insecure_channel(self.endpoint, options=self._options)
+        silent.close()
 
     def __enter__(self) -> Any:
         return self
@@ -83,14 +105,26 @@ class CoordinatorClient(_Client):
         """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
         method, response_type = coordinator_method(request)
         call = f"{method.rpartition('/')[2]} at {self.endpoint}"
-        invoke = _invocation(self._open_channel(call), "unary_unary", method, call)
+        channel = self._open_channel(call)
+        data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
         try:
-            data = invoke(encode(request), timeout=timeout_s)
+            return unsealed(response_type, self._invoke(channel, method, data, call, timeout_s))
+        except DamagedMessage:
+            self._connect_anew(channel)  # both ends of the old one may remember what was wrong
+            channel = self._open_channel(call)
+            return unsealed(response_type, self._invoke(channel, method, data, call, timeout_s))
+
+    def _invoke(self, channel: Any, method: str, data: bytes, call: str, timeout_s: float) -> Any:
+        invoke = _invocation(channel, "unary_unary", method, call)
+        try:
+            return invoke(data, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _failure(error, call, timeout_s) from None
+            failure = _failure(error, call, timeout_s)
+            if isinstance(failure, DeadlineExceeded) and not is_ours(_trailing_metadata(error)):
+                self._connect_anew(channel)
+            raise failure from None
         except ValueError as error:  # grpc's word for a channel closed by another thread
             raise ServiceUnavailable(f"{call}: {error}") from None
-        return decode(response_type, data)
 
 
 class DataClient(_Client):
@@ -108,7 +142,8 @@ class DataClient(_Client):
         call = f"StreamPack {request.pack_id} at {self.endpoint}"
         invoke = _invocation(self._open_channel(call), "unary_stream", STREAM_PACK, call)
         try:
-            stream = invoke(encode(request), timeout=timeout_s)
+            data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
+            stream = invoke(data, timeout=timeout_s)
         except ValueError as error:
             raise ServiceUnavailable(f"{call}: {error}") from None
         return PackFrames(stream, call, timeout_s)

@@ -2,8 +2,9 @@
 
 Invariants: the class name travels in the trailing metadata `dataservice-error`, the text and (of a
 DataError) where in `dataservice-error-bin`; texts are cut so that all metadata of a failure stays
-below 8 KiB, the size gRPC guarantees; a class that this version does not know, or a status set by
-gRPC itself, becomes the error that its status code means.
+below 8 KiB, the size gRPC guarantees; whatever a service answers with has a class, INTERNAL that of
+DataServiceError; a class that this version does not know, or a status set by gRPC itself, becomes
+the error that its status code means.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import grpc
 
 from dataservice import errors
-from dataservice.errors import DataError, DataServiceError, WireError
+from dataservice.errors import DataError, DataServiceError
 from dataservice.wire.schema import decode, encode
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +48,14 @@ _CODES: tuple[tuple[type[DataServiceError], grpc.StatusCode], ...] = (
     (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.DataServiceError, grpc.StatusCode.UNKNOWN),
 )
+
+
+_DAMAGED = {
+    grpc.StatusCode.INTERNAL: "INTERNAL",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is larger than its limit",
+    grpc.StatusCode.UNIMPLEMENTED: "is this the right endpoint, and the same version?",
+}
+"""What gRPC says of headers, lengths and method names that are not what was sent, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +91,8 @@ def failure_of(method: str, error: Exception) -> tuple[grpc.StatusCode, str, Met
         return status_of(error)
     _LOG.error("%s failed", method, exc_info=error)
     details = f"{method} failed with {type(error).__name__}; the service's log has the rest"
-    return grpc.StatusCode.INTERNAL, details, ()
+    _, _, metadata = status_of(DataServiceError(details))
+    return grpc.StatusCode.INTERNAL, details, metadata
 
 
 def error_of(
@@ -102,6 +112,11 @@ def error_of(
         error.add_note(f"answered by {call}")
         return error
     return _meaning(code, f"{call}: {details or code.name}", call, timeout_s)
+
+
+def is_ours(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Whether a failed call was answered by the service, rather than ended by gRPC."""
+    return any(key == ERROR_CLASS_KEY for key, _ in metadata or ())
 
 
 def _rebuilt(cls: type[DataServiceError], body: ErrorBody) -> DataServiceError:
@@ -126,10 +141,9 @@ def _meaning(code: grpc.StatusCode, text: str, call: str, timeout_s: float) -> D
         grpc.StatusCode.UNKNOWN,
     ):
         return errors.ServiceUnavailable(text)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return WireError(f"{text} (a message is larger than its limit)")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return WireError(f"{text} (is this the right endpoint, and the same version?)")
+    damaged = _DAMAGED.get(code)
+    if damaged is not None:
+        return errors.DamagedMessage(f"{text} ({damaged})")
     return DataServiceError(f"{text} ({code.name})")
 
 

@@ -81,6 +81,11 @@ class LocalClient:
         self._closed = False
         self._lock = threading.Lock()
 
+    @property
+    def closed(self) -> bool:
+        """By `close`, or by an error of this side."""
+        return self._closed
+
     def fetch(
         self, request: StreamPack, timeout_s: float, *, allocate: Allocate = fresh
     ) -> Pack | None:

@@ -7,6 +7,8 @@ Invariants:
   answered INTERNAL; no request is left without an answer;
 - a stream is written frame by frame, each only when HTTP/2 flow control takes it: a reader that
   pauses leaves the generator a few frames ahead, and one that goes away closes it;
+- what a caller sends ends no service: gRPC's own server ends at a method name that is not UTF-8,
+  and another takes its place at once, on the same port;
 - plain text is served on loopback only, unless the caller says `insecure`;
 - one server a port: a second one fails.
 """
@@ -19,6 +21,7 @@ import ipaddress
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -28,8 +31,14 @@ from grpc_health.v1.health import aio as health_aio
 
 from dataservice.errors import ConfigError, WireError
 from dataservice.rpc.allocator import keep_freed_blocks
-from dataservice.rpc.channel import COORDINATOR_SERVICE, DATA_SERVICE, SERVER_OPTIONS
+from dataservice.rpc.channel import (
+    COORDINATOR_SERVICE,
+    DATA_SERVICE,
+    MAX_RESPONSE_BYTES,
+    SERVER_OPTIONS,
+)
 from dataservice.rpc.failures import failure_of
+from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.counting import GetRoots, ReportCounts, Roots
 from dataservice.wire.messages import (
@@ -55,12 +64,14 @@ from dataservice.wire.messages import (
     Work,
     WorkerRegistered,
 )
-from dataservice.wire.schema import decode, encode
 from dataservice.wire.staging import PullStaging, RegisterStager, StagerRegistered, Staging
 
 __all__ = ["CoordinatorService", "DataService", "RunningServer", "start_server"]
 
 _LOG = logging.getLogger(__name__)
+
+AGAIN_S = 0.2
+"""Between two attempts to listen on the port of a server that ended by itself."""
 
 Handler = Callable[[bytes, Any], Awaitable[Any]]
 
@@ -111,24 +122,47 @@ class DataService(Protocol):
 class RunningServer:
     """A started server; stop it in the event loop that started it."""
 
-    def __init__(
-        self, server: Any, health: health_aio.HealthServicer, host: str, port: int
-    ) -> None:
-        self._server = server
-        self._health = health
+    def __init__(self, services: _Services, host: str, listening: _Listening) -> None:
+        self._services = services
+        self._listening = listening
         self.host = host
-        self.port = port
-        self.endpoint = _endpoint(host, port)
+        self.port = listening.port
+        self.endpoint = _endpoint(host, self.port)
         """ "host:port" with the host as bound; a wildcard bind needs a host of the caller's."""
+        self._turned_away = False
+        self._stopping = False
+        self._keeper = asyncio.ensure_future(self._keep())
 
     async def turn_away(self) -> None:
         """Turns health to NOT_SERVING, for good; calls are answered as before."""
-        await self._health.enter_graceful_shutdown()
+        self._turned_away = True
+        await self._listening.health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
         """Turns health to NOT_SERVING, gives calls `grace_s` to end, ends the rest; idempotent."""
+        self._stopping = True
         await self.turn_away()
-        await self._server.stop(grace_s)
+        await self._listening.server.stop(grace_s)
+        await self._keeper
+
+    async def _keep(self) -> None:
+        while True:
+            if self._listening.loop is None:
+                return
+            await asyncio.wait([self._listening.loop])
+            if self._stopping:
+                return
+            _LOG.error("gRPC's server at %s ended by itself: another is started", self.endpoint)
+            try:
+                self._listening = await _listening(self._services, self.host, self.port)
+            except ConfigError as error:
+                _LOG.error("%s", error)
+                await asyncio.sleep(AGAIN_S)
+            if self._turned_away:
+                await self._listening.health.enter_graceful_shutdown()
+            if self._stopping:
+                await self._listening.server.stop(0)
+                return
 
 
 async def start_server(
@@ -146,6 +180,28 @@ async def start_server(
     if coordinator is None and data is None:
         raise ValueError("start_server needs a coordinator, a data service, or both")
     host, port = _checked_bind(bind, insecure=insecure)
+    services = _Services(coordinator, data)
+    return RunningServer(services, host, await _listening(services, host, port))
+
+
+@dataclass(frozen=True, slots=True)
+class _Services:
+    coordinator: CoordinatorService | None
+    data: DataService | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    server: Any
+    health: health_aio.HealthServicer
+    port: int
+    loop: asyncio.Task[Any] | None
+    """In which gRPC takes requests. An exception of its own there ends it and the server, of which
+    `wait_for_termination` says nothing. None in a version of gRPC that has no such task."""
+
+
+async def _listening(services: _Services, host: str, port: int) -> _Listening:
+    coordinator, data = services.coordinator, services.data
     server = grpc.aio.server(options=SERVER_OPTIONS)
     health = health_aio.HealthServicer()
     if coordinator is not None:
@@ -162,8 +218,11 @@ async def start_server(
             f"cannot listen on {_endpoint(host, port)}: the port is in use or the address is not "
             f"of this machine; choose another, or port 0 for a free one ({error})"
         ) from None
+    before = asyncio.all_tasks()
     await server.start()
-    return RunningServer(server, health, host, bound)
+    new = asyncio.all_tasks() - before
+    loop = next((task for task in new if "_server_main_loop" in repr(task)), None)
+    return _Listening(server, health, bound, loop)
 
 
 async def _add_service(
@@ -229,7 +288,7 @@ def _unary_handler(
 ) -> Handler:
     async def handle(data: bytes, context: Any) -> bytes:
         async with _failures_answered(name, context):
-            response = await method(_request(request_type, data))
+            response = await method(unsealed(request_type, data))
             if type(response) is not response_type:
                 raise TypeError(f"{name} answers {response_type.__name__}, got {response!r:.80}")
             return _response(response)
@@ -241,7 +300,7 @@ def _unary_handler(
 def _stream_handler(data_service: DataService) -> Handler:
     async def handle(data: bytes, context: Any) -> None:
         async with _failures_answered("StreamPack", context):
-            frames = data_service.stream_pack(_request(StreamPack, data))
+            frames = data_service.stream_pack(unsealed(StreamPack, data))
             async with _closing(frames):
                 async for frame in frames:
                     if len(frame) > MAX_FRAME_BYTES:
@@ -262,13 +321,9 @@ async def _closing(frames: Any) -> AsyncIterator[None]:
             await close()
 
 
-def _request(request_type: type, data: bytes) -> Any:
-    return decode(request_type, data)
-
-
 def _response(response: object) -> bytes:
     try:
-        return encode(response)
+        return sealed(response, max_bytes=MAX_RESPONSE_BYTES)
     except WireError as error:  # ours, not the caller's: answered INTERNAL
         raise TypeError(str(error)) from error
 

@@ -5,7 +5,7 @@ Invariants: the methods are those of `packspec.ImageSpec`; a CRC that nobody kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -29,22 +29,20 @@ class ImagePlace(NamedTuple):
     crc32: int
 
 
-def member_place(members: Mapping[str, Column], name: str, member: int) -> ImagePlace:
-    """Of row `member` of an archive's or folder's table."""
-    return member_places(members, [name], np.array([member]))[0]
-
-
-def member_places(
-    members: Mapping[str, Column], names: Sequence[str], rows: Ints
-) -> list[ImagePlace]:
-    """Of rows of an archive's or folder's table, which have these names."""
+def member_columns(members: Mapping[str, Column], rows: Ints) -> tuple[Ints, ...]:
+    """Of rows of an archive's or folder's table: an ImagePlace without its name, by field."""
     offset, stored, size, method, crc32 = (
         members[name].take(rows)
         for name in ("offset", "stored_bytes", "size_bytes", "method", "crc32")
     )
     crc32[method == AS_IT_IS] = -1
-    columns = (column.tolist() for column in (offset, stored, size, method, crc32))
-    return [ImagePlace(*values) for values in zip(names, *columns, strict=True)]
+    return offset, stored, size, method, crc32
+
+
+def member_place(members: Mapping[str, Column], name: str, member: int) -> ImagePlace:
+    """Of row `member`, which has this name."""
+    columns = member_columns(members, np.array([member]))
+    return ImagePlace(name, *(int(column[0]) for column in columns))
 
 
 def file_place(name: str, size_bytes: int) -> ImagePlace:

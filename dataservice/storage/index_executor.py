@@ -210,10 +210,16 @@ _OF_PROCESS: list[tuple[TaskRunner, ProgressFile]] = []
 """The runner of a process of the pool; it ends with the process."""
 
 
-def _start(context: BuildContext) -> None:
+def helper_starts() -> None:
+    """To be called first in a process that helps another: it ends with that one, whatever ends it,
+    and not before."""
     # Ctrl-C goes to all processes of a terminal; the first of them ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True, name="index-parent").start()
+    threading.Thread(target=_end_with_parent, daemon=True, name="end-with-parent").start()
+
+
+def _start(context: BuildContext) -> None:
+    helper_starts()
     _OF_PROCESS.append((TaskRunner(context), ProgressFile(context.scratch_dir)))
 
 

@@ -6,8 +6,8 @@ of names is decoded once; nothing is read but what the packs need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
 from dataservice.core.tables import WindowPlan
 from dataservice.core.vision import VisionRules, planned_size, planned_sizes
-from dataservice.storage.image_places import ImagePlace, inside_place, member_places
+from dataservice.storage.image_places import inside_place, member_columns
 from dataservice.storage.index_files import IndexShard
 from dataservice.storage.records import LAYOUTS
 from dataservice.storage.tables import gather_ranges
@@ -23,27 +23,14 @@ from dataservice.storage.tables import gather_ranges
 Ints = NDArray[np.int64]
 Refs = dict[ShardRef, ShardRef]
 """To themselves: so that equal ones are one object."""
+Numbers = dict[int, tuple[int, ShardRef]]
+"""Of the shards of a pack, by identity: their numbers in it."""
 Split = Sequence[tuple[IndexShard, Ints, Ints]]
 """(shard, rows in it, their places among the items) of each shard touched."""
-
-
-@dataclass(slots=True)
-class _Image:
-    ref: ShardRef
-    place: ImagePlace
-    size: tuple[int, int, int, int]
-    """Width, height, target width, target height."""
-
-
-@dataclass(slots=True)
-class _Record:
-    ref: ShardRef
-    key_prefix: str
-    offset: int
-    length: int
-    crc32: int
-    layout: int
-    images: list[_Image]
+Image = tuple[Any, ...]
+"""Its shard, and the other fields of its ImageSpec in their order."""
+Record = tuple[Any, ...]
+"""Its shard, key prefix, layout, offset, length, CRC and list of Images."""
 
 
 def specs_of(
@@ -52,24 +39,25 @@ def specs_of(
     """Of packs `numbers` of a window, in that order. `items` are the numbers that their items have
     in the window, pack by pack; `split` says where the records of these are."""
     refs: Refs = {}
-    records: list[_Record | None] = [None] * len(items)
+    records: list[Record] = [()] * len(items)
     for shard, rows, places in split:
         of_shard = _records(refs, shard, rows, window.image_limit[items[places]], rules)
         for place, record in zip(places.tolist(), of_shard, strict=True):
             records[place] = record
     columns = (window.start, window.stop, window.total_tokens, window.kept_images)
-    found = zip(records, *(column[items].tolist() for column in columns), strict=True)
+    parts = zip(*(column[items].tolist() for column in columns), strict=True)
+    made = zip(records, parts, strict=True)
     counts = np.diff(window.item_offsets)[numbers].tolist()
     specs: list[PackSpec] = []
     for number, count in zip(numbers, counts, strict=True):
-        shards: dict[int, tuple[int, ShardRef]] = {}
-        made = [_item(shards, *next(found)) for _ in range(count)]
+        shards: Numbers = {}
+        its_items = [_item(shards, *next(made)) for _ in range(count)]
         specs.append(
             PackSpec(
                 pack_id=f"{window.lane}.{window.window}.{number}",
                 pack_length=window.pack_length,
                 shards=tuple(ref for _, ref in shards.values()),
-                items=tuple(made),
+                items=tuple(its_items),
                 num_tokens=int(window.tokens[number]),
                 num_patches=int(window.num_patches[number]),
                 align=window.align,
@@ -78,51 +66,42 @@ def specs_of(
     return specs
 
 
-def _item(
-    shards: dict[int, tuple[int, ShardRef]],
-    record: _Record | None,
-    start: int,
-    stop: int,
-    total_tokens: int,
-    kept_images: int,
-) -> ItemSpec:
-    """`shards`: of the pack, by identity, with their numbers; grows."""
-    assert record is not None
-    own = _number(shards, record.ref)
+def _item(shards: Numbers, record: Record, part: tuple[int, int, int, int]) -> ItemSpec:
+    ref, prefix, layout, offset, length, crc32, images = record
+    own = _number(shards, ref)
     return ItemSpec(
-        key=f"{record.key_prefix}{record.offset}",
-        source=record.ref.source,
-        layout=LAYOUTS[record.layout],
+        key=f"{prefix}{offset}",
+        source=ref.source,
+        layout=layout,
         shard=own,
-        offset=record.offset,
-        length=record.length,
-        crc32=record.crc32,
-        start=start,
-        stop=stop,
-        total_tokens=total_tokens,
-        images=tuple(_image_spec(shards, image) for image in record.images),
-        kept_images=kept_images,
+        offset=offset,
+        length=length,
+        crc32=crc32,
+        start=part[0],
+        stop=part[1],
+        total_tokens=part[2],
+        images=tuple([_image(shards, image) for image in images]),
+        kept_images=part[3],
     )
 
 
-def _image_spec(shards: dict[int, tuple[int, ShardRef]], image: _Image) -> ImageSpec:
-    place, size = image.place, image.size
+def _image(shards: Numbers, image: Image) -> ImageSpec:
     return ImageSpec(
-        shard=_number(shards, image.ref),
-        member=place.member,
-        offset=place.offset,
-        stored_bytes=place.stored_bytes,
-        size_bytes=place.size_bytes,
-        method=place.method,
-        crc32=place.crc32,
-        width=size[0],
-        height=size[1],
-        target_width=size[2],
-        target_height=size[3],
+        shard=_number(shards, image[0]),
+        member=image[1],
+        offset=image[2],
+        stored_bytes=image[3],
+        size_bytes=image[4],
+        method=image[5],
+        crc32=image[6],
+        width=image[7],
+        height=image[8],
+        target_width=image[9],
+        target_height=image[10],
     )
 
 
-def _number(shards: dict[int, tuple[int, ShardRef]], ref: ShardRef) -> int:
+def _number(shards: Numbers, ref: ShardRef) -> int:
     known = shards.get(id(ref))
     if known is None:
         known = shards[id(ref)] = (len(shards), ref)
@@ -131,7 +110,7 @@ def _number(shards: dict[int, tuple[int, ShardRef]], ref: ShardRef) -> int:
 
 def _records(
     refs: Refs, shard: IndexShard, rows: Ints, limits: Ints, rules: VisionRules
-) -> Iterator[_Record]:
+) -> list[Record]:
     """`limits`: of each row's images."""
     samples = shard.samples
     offset, length, counts = (
@@ -139,13 +118,23 @@ def _records(
     )
     where = gather_ranges(samples["image_start"].take(rows), counts)
     of_row = np.repeat(np.arange(len(rows)), counts)
-    images = iter(
-        _images(refs, shard, where, offset[of_row], length[of_row], limits[of_row], rules)
-    )
+    images = _images(refs, shard, where, offset[of_row], length[of_row], limits[of_row], rules)
+    ends = np.cumsum(counts)
     ref, prefix = refs.setdefault(shard.ref, shard.ref), shard.key_prefix
-    columns = (offset, length, samples["crc32"].take(rows), samples["layout"].take(rows), counts)
-    for *values, count in zip(*(column.tolist() for column in columns), strict=True):
-        yield _Record(ref, prefix, *values, [next(images) for _ in range(count)])
+    columns = (
+        samples["layout"].take(rows),
+        offset,
+        length,
+        samples["crc32"].take(rows),
+        ends - counts,
+        ends,
+    )
+    return [
+        (ref, prefix, LAYOUTS[layout], at, size, crc32, images[first:end])
+        for layout, at, size, crc32, first, end in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
+    ]
 
 
 def _images(
@@ -156,7 +145,7 @@ def _images(
     length: Ints,
     limits: Ints,
     rules: VisionRules,
-) -> list[_Image]:
+) -> list[Image]:
     """`offset` and `length`: of the record that each image belongs to."""
     if not len(rows):
         return []
@@ -164,15 +153,15 @@ def _images(
         shard.images[name].take(rows) for name in ("archive", "member", "width", "height")
     )
     target_height, target_width = _targets(height, width, limits, rules)
-    sides = (width, height, target_width, target_height)
-    sizes = list(zip(*(side.tolist() for side in sides), strict=True))
-    found: list[_Image | None] = [None] * len(rows)
+    sizes = (width, height, target_width, target_height)
+    found: list[Image] = [()] * len(rows)
     for number in np.unique(archive).tolist():
         these = np.flatnonzero(archive == number)
         places = _places(refs, shard, number, member[these], offset[these], length[these])
-        for at, (ref, place) in zip(these.tolist(), places, strict=True):
-            found[at] = _Image(ref, place, sizes[at])
-    return [image for image in found if image is not None]
+        sides = (side[these].tolist() for side in sizes)
+        for at, image in zip(these.tolist(), zip(*places, *sides, strict=True), strict=True):
+            found[at] = image
+    return found
 
 
 def _targets(height: Ints, width: Ints, limits: Ints, rules: VisionRules) -> tuple[Ints, Ints]:
@@ -186,18 +175,20 @@ def _targets(height: Ints, width: Ints, limits: Ints, rules: VisionRules) -> tup
 
 def _places(
     refs: Refs, shard: IndexShard, number: int, member: Ints, offset: Ints, length: Ints
-) -> Iterator[tuple[ShardRef, ImagePlace]]:
-    """Of images in archive `number` of the shard's."""
+) -> Sequence[Iterable[Any]]:
+    """Of images in archive `number` of the shard's, by column: their shards, names, offsets, stored
+    and unpacked sizes, methods and CRCs."""
     archive, found = shard.archives[number]
-    ref = None if found is None else refs.setdefault(found, found)
     if archive.entry.members is None:
-        assert ref is not None
+        assert found is not None
+        own = refs.setdefault(found, found)
         values = zip(member.tolist(), offset.tolist(), length.tolist(), strict=True)
-        column = archive.entry.column
-        return ((ref, inside_place(column, *value)) for value in values)
-    places = member_places(archive.members, archive.names_of(member), member)
-    if ref is not None:
-        return ((ref, place) for place in places)
-    files = {at: shard.image_shard(number, at) for at in np.unique(member).tolist()}
-    of = {at: refs.setdefault(file, file) for at, file in files.items()}
-    return ((of[at], place) for at, place in zip(member.tolist(), places, strict=True))
+        places = [(own, *inside_place(archive.entry.column, *value)) for value in values]
+        return list(zip(*places, strict=True))
+    if found is not None:
+        of = [refs.setdefault(found, found)] * len(member)
+    else:
+        files = {at: shard.image_shard(number, at) for at in np.unique(member).tolist()}
+        of = [refs.setdefault(files[at], files[at]) for at in member.tolist()]
+    columns = member_columns(archive.members, member)
+    return (of, archive.names_of(member), *(column.tolist() for column in columns))

@@ -96,6 +96,16 @@ class Journal:
         self.close()
 
 
+def read_journal(path: str) -> list[dict[str, Any]]:
+    """The records of a journal that may be open in another process; changes nothing, and leaves out
+    an unfinished last one. Raises JournalDamaged, and OSError where there is none."""
+    with open(path, "rb") as file:
+        data = file.read()
+    if not data.startswith(_FILE_MARK):
+        raise JournalDamaged(f"{path} is no journal of this version")
+    return _parse(path, data)[0]
+
+
 def _parse(path: str, data: bytes) -> tuple[list[dict[str, Any]], int]:
     """The records, and the end of the last good one."""
     records = []

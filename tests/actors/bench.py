@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataservice.actors.coordinator import Coordinator
-from dataservice.actors.pack_specs import marks_array, packed_spec, sample_mark
+from dataservice.actors.pack_specs import packed_spec, sample_mark
 from dataservice.actors.plan_messages import (
     LaneNeeds,
     NeedsRequest,
@@ -96,7 +96,7 @@ class FakePlanner:
         count = request.dp_size * request.micro_steps
         settings = StepSettings(pack_length=8, num_packs=(1,) * request.micro_steps)
         ids = tuple(f"{cursor.step}.{i}" for i in range(count))
-        marks, counts = marks_array([sample_mark(sample_of(pack_id))] for pack_id in ids)
+        marks = b"".join(sample_mark(sample_of(pack_id)).to_bytes(4, "little") for pack_id in ids)
         return PlannedStep(
             end=False,
             next_cursor=cursor_at(cursor.step + 1, cursor.next_pack[0] + count, cursor.lane_homes),
@@ -106,7 +106,7 @@ class FakePlanner:
             pack_ids=ids,
             specs=tuple(packed_spec(_spec(pack_id)) for pack_id in ids),
             sample_marks=marks,
-            sample_counts=counts,
+            sample_counts=int64([1] * count),
             lane=int64([i % NUM_LANES for i in range(count)]),
             micro_step=int64([i // request.dp_size for i in range(count)]),
             dp_rank=int64([i % request.dp_size for i in range(count)]),

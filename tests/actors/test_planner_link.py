@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,14 @@ from support.demo_config import demo_config, demo_settings, write_config
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.config import Config, config_to_json, load_config
-from dataservice.errors import DataServiceError, ServiceUnavailable, StaleIndexError
+from dataservice.errors import (
+    DataServiceError,
+    DeadlineExceeded,
+    ServiceUnavailable,
+    StaleIndexError,
+)
 from dataservice.indexing import update_index
+from dataservice.storage.manifest import MANIFEST_NAME
 from dataservice.wire.messages import CursorState
 
 
@@ -96,3 +103,24 @@ def test_a_process_that_ends_in_an_answer_is_replaced(tmp_path: Path) -> None:
         await link.close()
 
     asyncio.run(run())
+
+
+def test_a_silent_process_prints_its_stacks_and_is_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = demo_config(tmp_path)
+    manifest = Path(config.index_dir) / MANIFEST_NAME
+    manifest.unlink()
+    os.mkfifo(manifest)  # opening it waits for a writer that never comes
+
+    async def run() -> None:
+        link = PlannerProcess(deadline_s=4)
+        with pytest.raises(DeadlineExceeded, match="waited 4 s for the planning process"):
+            await link.open(config_to_json(config))
+        process = link._process
+        assert process is not None
+        assert process.returncode is not None
+        await link.close()
+
+    asyncio.run(run())
+    assert 'planner.py", line' in capfd.readouterr().err

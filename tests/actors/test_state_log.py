@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> str:
 
 def opened(path: str, digest: str = "plan") -> StateLog:
     log = StateLog(path)
-    log.start_epoch(digest)
+    log.start_epoch(digest, "a")
     return log
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -169,6 +174,69 @@ def test_after_a_wait_in_vain_it_asks_no_more_for_a_while(
     assert follower.take(request(1)) is None
     time.sleep(0.6)
     assert value_of(follower.take(request(1))) == 1
+
+
+LEADER = """
+import sys, time
+from trainer_client.relay import Leader
+leader = Leader(sys.argv[1], followers=1)
+print("listens", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_leader_that_is_stopped_costs_a_moment(name: str, follower: Follower) -> None:
+    """It takes connections, by its kernel, and answers nothing."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEADER, name], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "listens\n"
+        started = time.monotonic()
+        assert follower.take(request(1, wait_s=0.1)) is None
+        assert follower._client is not None and not follower._client.closed  # it said "not yet"
+        follower._not_before = 0.0
+        process.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        assert follower.take(request(1)) is None
+        took_s = [time.monotonic() - started]
+        for _ in range(2):
+            follower._not_before = 0.0
+            started = time.monotonic()
+            assert follower.take(request(1)) is None
+            took_s.append(time.monotonic() - started)
+        print(f"waits for a stopped leader: {took_s} s")
+        most_s = relay.ASK_S + relay.ANSWER_S
+        assert all(seconds < most_s + 1.0 for seconds in took_s)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def test_at_the_descriptor_limit_the_leader_rests_and_goes_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = [0]
+
+    class Full(socket.socket):
+        def accept(self) -> Any:
+            tries[0] += 1
+            if tries[0] <= 2:
+                raise OSError(errno.EMFILE, "too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(relay, "new_socket", lambda: Full(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    monkeypatch.setattr(relay, "ACCEPT_PAUSE_S", 0.2)
+    monkeypatch.setattr(relay, "TICK_S", 0.05)
+    leader, follower = Leader(name, followers=1), Follower(name)
+    try:
+        leader.put("p1", pack_of(1))
+        started = time.monotonic()
+        assert value_of(follower.take(request(1))) == 1
+        assert tries[0] == 3 and time.monotonic() - started >= 0.35
+    finally:
+        follower.close()
+        leader.close()
 
 
 def test_a_pack_that_is_gone_is_refused_at_once(leader: Leader, follower: Follower) -> None:

@@ -1,5 +1,5 @@
-"""The coordinator's actor is killed and stopped on a Ray cluster of two data nodes: it comes again at
-the same endpoint, its workers and stagers live on, and the ranks read on as if nothing had been."""
+"""The coordinator's actor is killed and stopped on a Ray cluster of two data nodes: it comes again
+at the same endpoint, its workers live on, and the ranks read on as if nothing had been."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ import pytest
 from support.demo_config import demo_config
 from support.harness import Readers, cluster_service, kill, listener, read_ranks, worker_pids
 
+from dataservice.actors import supervisor
 from dataservice.actors.launch import Service
-from dataservice.errors import ServiceUnavailable
+from dataservice.actors.state_log import open_state
+from dataservice.errors import JobHeld, ServiceUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 
 STEPS = 20
+LEASE_S = 20.0
+"""Long, so that it is not its end that tells of a death."""
 
 
 def read(service: Service, on_batch: Callable[[object], None] | None = None) -> Readers:
@@ -75,8 +79,15 @@ def status_or_none(service: Service) -> dict | None:
         return None
 
 
-def test_coordinator_killed_while_ranks_read(tmp_path: Path) -> None:
-    config = demo_config(tmp_path, workers={"count": 2, "decode_threads": 1})
+def test_coordinator_killed_while_ranks_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SILENT_S", 5.0)
+    config = demo_config(
+        tmp_path,
+        workers={"count": 2, "decode_threads": 1},
+        serving={"lease_s": LEASE_S, "port": 0},
+    )
     with cluster_service(config) as (service, _):
         wait_until(lambda: len(service.status()["workers"]) == 2, "two workers")
         clean = read(service)
@@ -89,8 +100,11 @@ def test_coordinator_killed_while_ranks_read(tmp_path: Path) -> None:
         assert service.endpoint == endpoint
         wait_until(lambda: len(service.status()["workers"]) == 2, "both workers are known again")
         assert sorted(worker_pids(service)) == workers
+        assert service.status()["epoch"] == 3
         print(f"\nrecovered in {kills.longest_s:.1f} s (longest gap of a rank, two kills)")
 
+        with pytest.raises(JobHeld, match=f"serving at {endpoint}"):
+            open_state(config)
         frozen = listener(endpoint)
         os.kill(frozen, signal.SIGSTOP)
         began = time.monotonic()
@@ -99,6 +113,13 @@ def test_coordinator_killed_while_ranks_read(tmp_path: Path) -> None:
         assert not psutil.pid_exists(frozen)
         wait_until(lambda: len(service.status()["workers"]) == 2, "both workers are known again")
         assert sorted(worker_pids(service)) == workers
+
+        kill(workers[0])
+        began = time.monotonic()
+        wait_until(lambda: service.status()["counters"].get("workers_lost", 0) == 1, "the loss")
+        told_s = time.monotonic() - began
+        print(f"a killed worker is known to be lost after {told_s:.1f} s")
+        assert told_s < LEASE_S / 2
     assert disturbed.digests_of_packs() == clean.digests_of_packs()
     assert len(disturbed.deliveries) == len(clean.deliveries) == STEPS * 2 * 2
     assert not any(psutil.pid_exists(pid) for pid in workers)

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-
-from tests.support.proxy import Proxy
+from support.proxy import Proxy
 
 
 @pytest.fixture

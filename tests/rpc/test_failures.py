@@ -52,9 +52,9 @@ def test_a_class_name_of_a_newer_version_falls_back_to_the_status() -> None:
         (CODES.CANCELLED, errors.ServiceUnavailable, "X at y:1: words"),
         (CODES.UNKNOWN, errors.ServiceUnavailable, "X at y:1: words"),
         (CODES.DEADLINE_EXCEEDED, errors.DeadlineExceeded, "X at y:1: no answer within 2.5 s"),
-        (CODES.RESOURCE_EXHAUSTED, errors.WireError, "larger than its limit"),
-        (CODES.UNIMPLEMENTED, errors.WireError, "same version"),
-        (CODES.INTERNAL, errors.DataServiceError, "X at y:1: words (INTERNAL)"),
+        (CODES.RESOURCE_EXHAUSTED, errors.DamagedMessage, "larger than its limit"),
+        (CODES.UNIMPLEMENTED, errors.DamagedMessage, "same version"),
+        (CODES.INTERNAL, errors.DamagedMessage, "X at y:1: words (INTERNAL)"),
     ],
 )
 def test_the_meaning_of_a_status_set_by_grpc(

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,9 +16,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dataservice import errors
-from dataservice.errors import ConfigError, DataError, DataServiceError, WireError
+from dataservice.errors import (
+    ConfigError,
+    DataError,
+    DataServiceError,
+    ServiceUnavailable,
+    WireError,
+)
 from dataservice.rpc.channel import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, STREAM_PACK
 from dataservice.rpc.client import CoordinatorClient, DataClient
+from dataservice.rpc.sealing import CRC_BYTES, seal
 from dataservice.rpc.server import start_server
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.messages import (
@@ -29,6 +37,7 @@ from dataservice.wire.messages import (
     StatusReport,
     StreamPack,
 )
+from dataservice.wire.schema import encode
 
 Serve = Callable[..., Any]
 PACK = StreamPack(session=1, pack_id="0.0.0", dp_rank=0, wait_s=1.0)
@@ -158,7 +167,8 @@ def raw_call(endpoint: str, method: str, data: bytes) -> bytes:
 def test_a_request_that_is_no_message_is_an_invalid_argument(serve: Serve) -> None:
     server = serve(coordinator=lambda request: pytest.fail("must not be called"))
     with pytest.raises(grpc.RpcError) as caught:
-        raw_call(server.endpoint, "/dataservice.v1.Coordinator/Scale", b"\x81\xa7workers\xa1x")
+        data = seal(b"\x81\xa7workers\xa1x")
+        raw_call(server.endpoint, "/dataservice.v1.Coordinator/Scale", data)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "ScaleWorkers.workers: expected an int, got str"
     assert dict(caught.value.trailing_metadata())["dataservice-error"] == "WireError"
@@ -177,12 +187,25 @@ def test_an_unknown_method_is_unimplemented(serve: Serve) -> None:
         next(client.stream_pack(PACK, 30.0))
 
 
+def test_a_request_over_its_limit_is_not_sent(call: Callable[..., Any]) -> None:
+    empty = len(encode(ReportHoles(worker_id="w", lease=1, pack_id="p", holes={"k": "x" * 65536})))
+    text = 65536 + MAX_REQUEST_BYTES - CRC_BYTES - empty
+    largest = ReportHoles(worker_id="w", lease=1, pack_id="p", holes={"k": "x" * text})
+    seen: list[ReportHoles] = []
+
+    def answer(request: ReportHoles) -> HolesDecided:
+        seen.append(request)
+        return HolesDecided(holes={})
+
+    call(answer, largest)
+    assert seen == [largest]
+    over = replace(largest, holes={"k": "x" * (text + 1)})
+    with pytest.raises(WireError, match="4194301 bytes, more than the limit of 4194300"):
+        call(answer, over)
+    assert seen == [largest]
+
+
 def test_a_message_over_its_limit_is_an_error_not_a_hang(call: Callable[..., Any]) -> None:
-    too_large = ReportHoles(
-        worker_id="w", lease=1, pack_id="p", holes={"k": "x" * (MAX_REQUEST_BYTES + 1)}
-    )
-    with pytest.raises(WireError, match="larger than its limit"):
-        call(lambda request: HolesDecided(holes={}), too_large)
     text = "x" * (MAX_RESPONSE_BYTES // 5)
     with pytest.raises(DataServiceError):
         call(
@@ -427,3 +450,22 @@ def test_a_port_in_use_is_named(serve: Serve) -> None:
 def test_a_server_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="a coordinator, a data service"):
         asyncio.run(start_server())
+
+
+def test_a_method_name_that_is_no_text_ends_no_service(serve: Serve) -> None:
+    """It ends gRPC's own server, whose place another takes."""
+    server = serve(coordinator=lambda request: StatusReport(status="here"))
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError):
+            raw_call(server.endpoint, b"/dataservice\x8d/x", b"")  # type: ignore[arg-type]
+        deadline = time.monotonic() + 10
+        with CoordinatorClient(server.endpoint) as client:
+            while True:
+                try:
+                    assert client.call(GetStatus(), 5.0).status == "here"
+                    break
+                except ServiceUnavailable:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+    server.run(server.server.stop(0))
+    server.run(server.server.stop(0))

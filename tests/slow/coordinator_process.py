@@ -6,21 +6,18 @@ python tests/slow/coordinator_process.py CONFIG.yaml
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.config import load_config
 from dataservice.rpc.server import start_server
 
 
 async def serve(config_path: str) -> None:
     config = load_config(config_path)
-    os.makedirs(config.state_dir, exist_ok=True)
-    log = StateLog(os.path.join(config.state_dir, "coordinator.journal"))
-    coordinator = Coordinator(config, PlannerProcess(), log)
+    coordinator = Coordinator(config, PlannerProcess(), open_state(config))
     server = await start_server(coordinator=coordinator, bind="127.0.0.1:0")
     await coordinator.start()
     sys.stdout.write(f"{server.endpoint}\n")

@@ -52,6 +52,24 @@ class Delivery:
     """Monotonic time when the trainer had it, in seconds."""
 
 
+def delivery_of(batch: Any, dp_rank: int) -> Delivery:
+    """Just now."""
+    meta = batch.meta
+    return Delivery(
+        step=batch.step,
+        micro_step=batch.micro_step,
+        dp_rank=dp_rank,
+        pack_ids=tuple(meta["pack_ids"]),
+        numbers=tuple(meta["pack_numbers"]),
+        digests=tuple(meta["digests"]),
+        sample_keys=tuple(tuple(keys) for keys in meta["sample_keys"]),
+        loss_tokens=meta["loss_tokens"],
+        holes=tuple(meta["holes"]),
+        waited_s=meta["waited_s"],
+        at=time.monotonic(),
+    )
+
+
 @dataclass
 class Readers:
     """What all ranks got, and the state of each after its last batch."""
@@ -61,6 +79,8 @@ class Readers:
     waited_s: float = 0.0
     local_packs: int = 0
     """That came through shared memory, of ranks that came to their end."""
+    retries: int = 0
+    """Of the streams of those ranks."""
 
     def packs_of_step(self) -> dict[int, list[str]]:
         """Sorted pack ids by step."""
@@ -119,23 +139,10 @@ def read_ranks(
                         break
                     if on_batch is not None:
                         on_batch(batch)
-                    meta = batch.meta
-                    delivery = Delivery(
-                        step=batch.step,
-                        micro_step=batch.micro_step,
-                        dp_rank=rank,
-                        pack_ids=tuple(meta["pack_ids"]),
-                        numbers=tuple(meta["pack_numbers"]),
-                        digests=tuple(meta["digests"]),
-                        sample_keys=tuple(tuple(keys) for keys in meta["sample_keys"]),
-                        loss_tokens=meta["loss_tokens"],
-                        holes=tuple(meta["holes"]),
-                        waited_s=meta["waited_s"],
-                        at=time.monotonic(),
-                    )
+                    delivery = delivery_of(batch, rank)
                     with lock:
                         readers.deliveries.append(delivery)
-                        readers.waited_s += meta["waited_s"]
+                        readers.waited_s += delivery.waited_s
                     if left is not None:
                         left -= 1
                     if pause_s:
@@ -143,6 +150,7 @@ def read_ranks(
                 with lock:
                     readers.states[rank] = stream.state_dict()
                     readers.local_packs += stream.stats().local_packs
+                    readers.retries += stream.stats().retries
         except BaseException as error:
             errors.append(error)
 

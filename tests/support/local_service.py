@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_to_json
 from dataservice.rpc.server import RunningServer, start_server
@@ -94,11 +94,19 @@ class LocalService:
         self._loop = LoopThread("coordinator")
 
         async def start() -> tuple[Coordinator, RunningServer]:
-            Path(self.config.state_dir).mkdir(parents=True, exist_ok=True)
-            log = StateLog(str(Path(self.config.state_dir) / "coordinator.journal"))
-            coordinator = Coordinator(self.config, PlannerProcess(), log)
-            server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{self._port}")
-            await coordinator.start()
+            coordinator = Coordinator(self.config, PlannerProcess(), open_state(self.config))
+            bind = f"127.0.0.1:{self._port or self.config.serving.port}"
+            try:
+                server = await start_server(coordinator=coordinator, bind=bind)
+            except BaseException:
+                await coordinator.stop()
+                raise
+            try:
+                await coordinator.start()
+            except BaseException:
+                await server.stop(0)
+                await coordinator.stop()
+                raise
             return coordinator, server
 
         try:
@@ -111,6 +119,7 @@ class LocalService:
 
     def stop_coordinator(self) -> None:
         self._loop.run(self._server.stop(0))
+        del self._server  # gRPC's thread ends with the last of its servers
         self._loop.run(self.coordinator.stop())
         self._loop.close()
 

@@ -6,7 +6,6 @@ rank got it; what another program of this machine holds is no leak of ours.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import re
@@ -19,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import grpc
 import psutil
+from grpc.aio import init_grpc_aio
 
 from dataservice.config import Config, config_to_json
 from dataservice.errors import DataServiceError
@@ -32,7 +31,6 @@ from support.local_service import LocalService
 MARK = "DATASERVICE_TEST_MARK"
 SETTLE_S = 5.0
 _KEPT_BY_GRPC = re.compile(r"anon_inode:\[?(eventpoll|eventfd|timerfd)\]?")
-_kept_channels: list[grpc.aio.Channel] = []
 _clean: dict[tuple[object, ...], Readers] = {}
 
 
@@ -121,16 +119,9 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def _warm_grpc() -> None:
-    """gRPC keeps what it opens at its first call, and its asyncio form a thread and a pair of
-    sockets while any of its objects is there, which an `aio` channel is from now on."""
-    if not _kept_channels:
-        loop = asyncio.new_event_loop()
-
-        async def channel() -> grpc.aio.Channel:
-            return grpc.aio.insecure_channel("127.0.0.1:1")
-
-        _kept_channels.append(loop.run_until_complete(channel()))
-        loop.close()
+    """gRPC keeps what it opens at its first call; asyncio's, without this, until the collector has
+    found the last of its objects."""
+    init_grpc_aio()
     with suppress(DataServiceError), CoordinatorClient("127.0.0.1:1") as client:
         client.call(GetStatus(), timeout_s=0.5)
 

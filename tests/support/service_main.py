@@ -20,12 +20,10 @@ from typing import Any
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import config_from_json
 from dataservice.rpc.server import start_server
-
-JOURNAL = "coordinator.journal"
 
 
 def _on_end(loop: asyncio.AbstractEventLoop, stop: Callable[[], Any]) -> None:
@@ -44,12 +42,13 @@ async def coordinate(config_json: str, *, port: int) -> None:
     config = config_from_json(config_json)
     stopping = asyncio.Event()
     _on_end(asyncio.get_running_loop(), stopping.set)
-    Path(config.state_dir).mkdir(parents=True, exist_ok=True)
-    log = StateLog(str(Path(config.state_dir) / JOURNAL))
+    log = await asyncio.to_thread(open_state, config)
     coordinator = Coordinator(config, PlannerProcess(), log)
     server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{port}")
     await coordinator.start()
     await stopping.wait()
+    await server.turn_away()
+    coordinator.wind_down()
     await server.stop(1.0)
     await coordinator.stop()
 
@@ -60,15 +59,19 @@ async def stage(config_json: str, *, coordinator: str, node: str) -> None:
     await stager.run()
 
 
-async def work(config_json: str, *, coordinator: str, worker_id: str, node: str) -> None:
-    worker = Worker(coordinator=coordinator, worker_id=worker_id, node=node)
+async def work(config_json: str, **options: Any) -> None:
+    worker = Worker(**options)
     _on_end(asyncio.get_running_loop(), worker.stop)
     await worker.run()
 
 
-def main() -> None:
+def set_up_logs() -> None:
     logging.basicConfig(level="INFO", format="%(asctime)s %(process)d %(name)s: %(message)s")
     logging.getLogger("asyncio").setLevel("ERROR")
+
+
+def main() -> None:
+    set_up_logs()
     roles = {"coordinator": coordinate, "stager": stage, "worker": work}
     role: Any = roles[sys.argv[1]]
     asyncio.run(role(Path(sys.argv[2]).read_text(), **json.loads(sys.argv[3])))

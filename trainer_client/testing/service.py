@@ -147,7 +147,7 @@ class FakeService:
             self.kill_worker(worker.endpoint)
         self._wait(self._server.stop(0))
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(timeout=30)
         self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -263,6 +263,8 @@ class Plan:
             if full or (some and self.settings.remainder == "pad"):
                 for first, taken in zip(self._first_lane, packs, strict=False):
                     taken.lane[:] += first
+                for number, walk in enumerate(walks):
+                    self.streams[number].keep(self._places(number, here), walk.places)
                 return _Taken(
                     phase=here.phase,
                     packs=packs,

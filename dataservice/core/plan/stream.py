@@ -51,6 +51,12 @@ class Stream:
             lambda: plan_window(self._settings, self._index, self.mixture, lane, window),
         )
 
+    def keep(self, before: Places, after: Places) -> None:
+        """Keeps as many windows as a step that goes from some places to others reads, for they are
+        asked for again when its packs are described and counted."""
+        read = sum(there[0] + 1 - here[0] for here, there in zip(before, after, strict=True))
+        self._windows.keep(read + self.num_lanes)
+
     def samples(self, lane: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(source number, row in the index) of a window's samples, source by source."""
         return window_rows(self._index, self.mixture, lane, window)

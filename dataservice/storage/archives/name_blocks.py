@@ -89,15 +89,13 @@ class NameBlocks:
 
     def take(self, rows: Ints) -> list[str]:
         """Each block is decoded once at most."""
-        names = [""] * len(rows)
-        order = np.argsort(rows, kind="stable")
-        block, inside = -1, [""]
-        for place, row in zip(order.tolist(), rows[order].tolist(), strict=True):
-            if row // BLOCK_NAMES != block:
-                block = row // BLOCK_NAMES
-                inside = self._kept.get((self._path, block), partial(self._block, block))
-            names[place] = inside[row % BLOCK_NAMES]
-        return names
+        blocks, block_of = np.unique(rows // BLOCK_NAMES, return_inverse=True)
+        decoded = [
+            self._kept.get((self._path, block), partial(self._block, block))
+            for block in blocks.tolist()
+        ]
+        places = zip(block_of.tolist(), (rows % BLOCK_NAMES).tolist(), strict=True)
+        return [decoded[block][place] for block, place in places]
 
     def __iter__(self) -> Iterator[str]:
         for block in range(len(self._blocks)):

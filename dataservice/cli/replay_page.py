@@ -1,0 +1,154 @@
+"""Pages that show a pack to a person: its text token by token, which carry loss, its pictures.
+
+Invariants: whatever stands in the data is escaped, and the page may load nothing, also not by
+mistake; pictures are what the model is given, in the size that it sees, shown smaller; tokens that
+make a character only together are shown together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataservice.actors.replaying import ReplayedPack
+from dataservice.cli.replay_pictures import data_url, pictures_in
+from dataservice.core.vision import VisionRules
+from dataservice.pipeline.documents import IGNORE
+from dataservice.pipeline.text import TextRenderer
+
+_TOKENS_A_CHARACTER = 8
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_STYLE = """
+body { font: 15px/1.6 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
+  color: #1c1e21; background: #fafaf8; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1rem; overflow-wrap: anywhere; }
+section { background: #fff; border: 1px solid #e3e3de; border-radius: 8px; padding: .6rem 1rem;
+  margin: 0 0 1rem; }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate;
+  font: 13px/1.7 ui-monospace, monospace; }
+i { font-style: normal; border-left: 1px solid #c9c9c2; } i.l { background: #cdeccf; }
+.k { display: inline-block; background: #e7e9f7; border-radius: 4px; padding: 0 .4em; }
+.h { border-left: 4px solid #d55e00; padding-left: .6rem; }
+figure { display: inline-block; margin: .4rem .8rem .4rem 0; }
+figcaption { font-size: 12px; color: #5c6270; } img { border: 1px solid #e3e3de; }
+table { border-collapse: collapse; } td, th { padding: .15rem .7rem .15rem 0; text-align: left;
+  vertical-align: top; overflow-wrap: anywhere; } dt { color: #5c6270; } dd { margin: 0 0 .3rem; }
+"""
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style></head>\n"
+        f"<body><h1>{escape(title)}</h1>\n{body}</body></html>\n"
+    )
+
+
+def index_page(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Links the pages of the packs, which lie beside it."""
+    facts = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in about.items()
+    )
+    names = ("micro_step", "dp_rank", "pack_id", "number", "tokens", "loss_tokens", "num_images")
+    head = "".join(f"<th>{name}</th>" for name in (*names, "digest", "holes", "samples"))
+    lines = []
+    for row in rows:
+        cells = [escape(str(row[name])) for name in names]
+        cells[2] = f'<a href="{escape(row["file"])}.html">{cells[2]}</a>'
+        cells += [escape(row["digest"][:12]), str(len(row["holes"]))]
+        cells.append(escape(", ".join(row["sample_keys"])))
+        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    table = f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+    return _page(f"Step {about['step']}, built again", f"<dl>{facts}</dl>\n{table}")
+
+
+def pack_page(
+    row: Mapping[str, Any], pack: ReplayedPack, renderer: TextRenderer, rules: VisionRules
+) -> str:
+    arrays = pack.built.arrays
+    bounds, lengths = arrays["cu_seqlens"].tolist(), arrays["doc_lengths"].tolist()
+    keys = row["sample_keys"]
+    owners, pictures = arrays["image_doc_ids"], list(pictures_in(arrays, rules))
+    parts = [
+        "<p>Each token begins at a line; those on green carry loss. Pictures are what the model "
+        "gets.</p>",
+        *(f'<p class="h">hole: {escape(hole)}</p>' for hole in row["holes"]),
+    ]
+    for number, (first, length) in enumerate(zip(bounds[:-1], lengths, strict=True)):
+        if number >= len(keys):
+            parts.append(f"<section><h2>padding: {length:,} tokens</h2></section>")
+            continue
+        place = slice(first, first + length)
+        ids, labels = arrays["input_ids"][place], arrays["labels"][place]
+        mine = [pictures[i] for i in np.flatnonzero(owners == number).tolist()]
+        text = "".join(_tokens(ids, labels, [tokens for tokens, _ in mine], renderer))
+        figures = "".join(
+            f'<figure><img src="{data_url(pixels)}" alt="image {i}"><figcaption>image {i}: '
+            f"{pixels.shape[1]} x {pixels.shape[0]}, {tokens} tokens</figcaption></figure>"
+            for i, (tokens, pixels) in enumerate(mine)
+        )
+        loss = int((labels != IGNORE).sum())
+        parts.append(
+            f"<section><h2>{escape(keys[number])}</h2><p>tokens {first:,} to "
+            f"{first + length - 1:,}, {loss:,} with loss</p>{figures}"
+            f'<div class="text">{text}</div></section>'
+        )
+    where = f"micro-step {row['micro_step']}, rank {row['dp_rank']}"
+    return _page(
+        f"Step {row['step']}, {where}: pack {row['pack_id']}, {row['digest'][:12]}",
+        "\n".join(parts),
+    )
+
+
+def _tokens(
+    ids: NDArray[np.int32],
+    labels: NDArray[np.int32],
+    image_tokens: Sequence[int],
+    renderer: TextRenderer,
+) -> Iterator[str]:
+    """`image_tokens`: of each image of the document."""
+    images = iter(enumerate(image_tokens))
+    at, stop = 0, len(ids)
+    while at < stop:
+        if ids[at] == renderer.image_token:
+            found = next(images, None)
+            run = _run(ids, at)
+            count = run if found is None else min(run, found[1])
+            name = "image tokens" if found is None else f"image {found[0]}"
+            yield f'<span class="k">{name} ({count} tokens)</span>'
+            at += count
+            continue
+        size, text = _piece(ids, at, renderer)
+        kind = ' class="l"' if (labels[at : at + size] != IGNORE).any() else ""
+        named = " ".join(map(str, ids[at : at + size].tolist()))
+        yield f'<i{kind} title="{named}">{_shown(text)}</i>'
+        at += size
+
+
+def _run(ids: NDArray[np.int32], at: int) -> int:
+    """How often the token at a place stands there."""
+    others = np.flatnonzero(ids[at:] != ids[at])
+    return int(others[0]) if others.size else len(ids) - at
+
+
+def _piece(ids: NDArray[np.int32], at: int, renderer: TextRenderer) -> tuple[int, str]:
+    """The fewest tokens from a place on that are whole characters, and their text."""
+    before = renderer.decode(ids[max(0, at - 1) : at])
+    for size in range(1, min(_TOKENS_A_CHARACTER, len(ids) - at) + 1):
+        if "�" not in renderer.decode(ids[at : at + size]):
+            # with the token before it, for some decoders drop a space in front
+            both = renderer.decode(ids[max(0, at - 1) : at + size])
+            joined = both.startswith(before) and "�" not in before
+            return size, both[len(before) :] if joined else renderer.decode(ids[at : at + size])
+    return 1, renderer.decode(ids[at : at + 1])
+
+
+def _shown(text: str) -> str:
+    """Control characters by their pictures."""
+    pictures = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {0x7F: 0x2421}
+    return escape(text.translate(pictures).replace("\n", "↵\n"))
