@@ -18,11 +18,12 @@ from support.harness import Readers, read_ranks
 from support.local_service import LocalService
 from support.proof import clean_run, longest_gap, nothing_leaks, prove_same
 
+from dataservice.actors.member import PULL_WAIT_S
 from dataservice.config import Config, load_config
 from dataservice.indexing import update_index
 
 JOB = "test"
-LEASE_S = 0.4
+LEASE_S = 0.6
 FILES = 36
 
 
@@ -60,25 +61,34 @@ def copies(config: Config, node: str) -> dict[str, int]:
 
 
 def wait_until_staged(service: LocalService, *nodes: str) -> dict[str, dict[str, Any]]:
-    """Their stagers' figures, once the lanes are divided among them and every copy is there."""
+    """Their stagers' figures, once the lanes are divided among them, every copy is there, and a
+    stager's next word says the same."""
     until = time.monotonic() + 30.0
+    before: dict[str, dict[str, Any]] = {}
     while True:
         found = {s["node"]: s for s in service.status()["stagers"]}
-        whole = all(s["lanes"] and s["copied_shards"] for s in found.values())
-        if found.keys() == set(nodes) and whole:
-            if not any(s["missing_shards"] for s in found.values()):
-                return found
+        whole = all(
+            s["lanes"] and s["copied_shards"] and not s["missing_shards"] for s in found.values()
+        )
+        if whole and found.keys() == set(nodes) and _copied(found) == _copied(before):
+            return found
         assert time.monotonic() < until, found
-        time.sleep(0.1)
+        before = found
+        time.sleep(1.2 * PULL_WAIT_S)
 
 
+def _copied(figures: dict[str, dict[str, Any]]) -> dict[str, int]:
+    return {node: s["copied_shards"] for node, s in figures.items()}
+
+
+@pytest.mark.slow
 def test_a_node_that_joins_or_leaves_costs_the_copies_of_its_own_lanes(many_files: Config) -> None:
     config = many_files
     with nothing_leaks(), LocalService(config, workers=0, nodes=("n0", "n1", "n2")) as service:
         before = wait_until_staged(service, "n0", "n1", "n2")
         assert [len(before[node]["lanes"]) for node in before] == [4, 4, 4]
         moved = service.status()["counters"]["lanes_moved"]  # as they came one by one
-        time.sleep(7 * LEASE_S)  # the nodes have been the same for a stager's lease
+        time.sleep(6 * LEASE_S)  # the nodes have been the same for a stager's lease
         service.add_stager("n3")
         joined = wait_until_staged(service, "n0", "n1", "n2", "n3")
         assert len(joined["n3"]["lanes"]) == 3
@@ -90,12 +100,13 @@ def test_a_node_that_joins_or_leaves_costs_the_copies_of_its_own_lanes(many_file
         size = joined["n3"]["copied_bytes"]
         print(f"\na fourth node joins: 3 of 12 lanes move, {size:,} bytes are copied, the least")
 
-        time.sleep(7 * LEASE_S)
+        time.sleep(6 * LEASE_S)
         held = {node: copies(config, node) for node in joined}
         service.remove_stager("n0")
         began = time.monotonic()
-        left = wait_until_staged(service, "n1", "n2", "n3")
+        service.stager_when(lambda s: len(s["lanes"]) == 4, "n1")
         print(f"recovered in {time.monotonic() - began:.1f} s")
+        left = wait_until_staged(service, "n1", "n2", "n3")
         counters = service.status()["counters"]
         assert counters["lanes_moved"] == moved + 6 and counters["stagers_lost"] == 1
         for node in left:
