@@ -1,4 +1,4 @@
-.PHONY: venv trainers demo test test-slow soak fuzz lint format clean
+.PHONY: venv trainers demo test test-slow soak soak-client fuzz lint format clean
 
 PY := .venv/bin/python
 
@@ -18,8 +18,12 @@ test: trainers
 test-slow: trainers
 	$(PY) -m pytest -q -m slow tests
 
-# Client and service over 10,000 steps; takes minutes.
+# An hour of random faults over a training run.
 soak: venv
+	$(PY) tests/chaos/run.py --minutes 60
+
+# Client and service over 10,000 steps; takes minutes.
+soak-client: venv
 	$(PY) benchmarks/soak_client.py
 
 # Five minutes a target; coverage-guided, so it takes atheris, which nothing else needs.

@@ -1,6 +1,6 @@
 """Runs trainer ranks over a real service for many steps and looks for what grows.
 
-    make soak
+    make soak-client
     python benchmarks/soak_client.py [--steps 10000] [--ranks 4] [--micro-steps 2] [--work DIR]
 
 A coordinator with its planner and a worker, each a process, without Ray, serve an endless run over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -121,6 +122,8 @@ class WorkerActor:
             advertise=advertised_host(host),
             insecure=insecure,
         )
+        # in place of Ray's own, which drops everything
+        signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())
 
     def run(self) -> None:
         asyncio.run(self._worker.run())

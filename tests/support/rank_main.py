@@ -37,7 +37,7 @@ def rank_run(rank: int, settings: dict[str, Any]) -> None:
         run_id=settings["run_id"],
         timeout_s=settings["timeout_s"],
         digests=True,
-        local=settings["local"],
+        local=settings["local"][rank],
         prefetch_packs=settings["prefetch_packs"],
     ) as stream:
         if settings["states"] is not None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,13 @@ class RankProcesses:
         timeout_s: float = 60.0,
         endpoints: Mapping[int, str] | None = None,
         local: bool = True,
+        grpc_ranks: Sequence[int] = (),
         prefetch_packs: int | None = 4,
     ) -> None:
         """`states`: folder of saved states to resume from, as `last_state` gives it; `save_every`:
         steps between two states, 0 saves none; `pause_s`: the trainer's work on a micro-batch;
-        `endpoints`: the coordinator's for some ranks, such as a proxy's."""
+        `endpoints`: the coordinator's for some ranks, such as a proxy's; `grpc_ranks`: those that
+        fetch over gRPC although `local`."""
         self.folder, self.dp_size = folder, dp_size
         self.codes: dict[int, int] = {}
         """Exit codes of ranks that have ended; the negative of a signal that ended one."""
@@ -68,7 +70,7 @@ class RankProcesses:
             "save_every": save_every,
             "pause_s": pause_s,
             "timeout_s": timeout_s,
-            "local": local,
+            "local": [local and rank not in grpc_ranks for rank in range(dp_size)],
             "prefetch_packs": prefetch_packs,
         }
         environment = os.environ | {

@@ -50,6 +50,8 @@ async def coordinate(config_json: str, *, port: int) -> None:
     server = await start_server(coordinator=coordinator, bind=f"127.0.0.1:{port}")
     await coordinator.start()
     await stopping.wait()
+    await server.turn_away()
+    coordinator.wind_down()
     await server.stop(1.0)
     await coordinator.stop()
 
@@ -60,8 +62,8 @@ async def stage(config_json: str, *, coordinator: str, node: str) -> None:
     await stager.run()
 
 
-async def work(config_json: str, *, coordinator: str, worker_id: str, node: str) -> None:
-    worker = Worker(coordinator=coordinator, worker_id=worker_id, node=node)
+async def work(config_json: str, **options: Any) -> None:
+    worker = Worker(**options)
     _on_end(asyncio.get_running_loop(), worker.stop)
     await worker.run()
 

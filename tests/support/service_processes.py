@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,14 +57,22 @@ class ServiceProcesses:
         nodes: tuple[str, ...] = ("n0",),
         codecs: Sequence[str] = (),
         keep: bool = True,
+        port: int | None = None,
+        coordinators: Mapping[str, str] | None = None,
+        worker_options: Callable[[str], Mapping[str, Any]] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`codecs`: kinds of pictures that misbehave; `folder` gets logs and configs; with `keep`,
-        whatever ended is started again."""
+        whatever ended is started again. `port`: the coordinator's; `coordinators`: where the
+        members of a node reach it, such as a proxy's endpoint; `worker_options`: more of Worker's
+        arguments, by name of the worker."""
         self.config, self._folder = config, folder
         self.exits: list[tuple[str, int]] = []
         """Name and exit code of those that ended by themselves or by a signal, in order."""
         self._keep = keep
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._coordinators = {} if coordinators is None else dict(coordinators)
+        self._worker_options = worker_options
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         if codecs:
             self._environment |= codecs_environment(codecs)
         self._processes: dict[str, _Process] = {}
@@ -73,7 +81,7 @@ class ServiceProcesses:
         self._closing = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         self._config_file(COORDINATOR).write_text(config_to_json(config))
-        self._port = _free_port()
+        self._port = free_port() if port is None else port
         self.endpoint = f"127.0.0.1:{self._port}"
         self._keeper = threading.Thread(target=self._watch, name="keeper")
         try:
@@ -85,7 +93,7 @@ class ServiceProcesses:
                 self.add_worker(nodes[number % len(nodes)])
             self.wait_until_up()
         except BaseException:
-            self._end_all()
+            self.close()
             self._print_logs()
             raise
         self._keeper.start()
@@ -98,7 +106,8 @@ class ServiceProcesses:
 
     def add_worker(self, node: str = "n0") -> str:
         name = f"worker-{next(self._numbers)}"
-        self._start(name, "worker", {"coordinator": self.endpoint, "node": node})
+        options = {} if self._worker_options is None else dict(self._worker_options(name))
+        self._start(name, "worker", self._member(node) | options)
         return name
 
     def add_stager(self, node: str) -> str:
@@ -109,8 +118,11 @@ class ServiceProcesses:
         own = dataclasses.replace(staging, cache_dir=str(Path(staging.cache_dir) / node))
         config = dataclasses.replace(self.config, staging=own)
         self._config_file(name).write_text(config_to_json(config))
-        self._start(name, "stager", {"coordinator": self.endpoint, "node": node})
+        self._start(name, "stager", self._member(node))
         return name
+
+    def _member(self, node: str) -> dict[str, Any]:
+        return {"coordinator": self._coordinators.get(node, self.endpoint), "node": node}
 
     def wait_until_up(self, timeout_s: float = START_S) -> None:
         """Until the coordinator answers."""
@@ -206,11 +218,11 @@ class ServiceProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._end_all()
+        self.close()
         if kind is not None:
             self._print_logs()
 
-    def _end_all(self) -> None:
+    def close(self) -> None:
         self._closing.set()
         if self._keeper.is_alive():
             self._keeper.join()
@@ -250,7 +262,7 @@ def _close_input(popen: subprocess.Popen[bytes]) -> None:
         popen.stdin.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
