@@ -437,6 +437,7 @@ def test_commands_and_options_are_these() -> None:
             "config",
         ],
         "fit-cost": ["--json", "--out", "timings"],
+        "replay": ["--holes", "--json", "--out", "--rank", "--state", "--step", "config"],
         "serve": ["--address", "--host", "--insecure", "--port", "--workers", "config"],
         "stage": [
             "--dp-size",

@@ -177,6 +177,10 @@ def test_shell_commands_parse() -> None:
             (module,) = (word for word in words if word.startswith("trainer_client.examples."))
             example_arguments("", words[words.index(module) + 1 :])
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+        elif "trainer_client.saved_state" in words:
+            assert (
+                words[:2] == ["python", "-m"] and (ROOT / "trainer_client/saved_state.py").is_file()
+            )
         elif words[0].startswith("deploy/"):
             assert all((ROOT / word).is_file() for word in words)
         else:

@@ -63,7 +63,7 @@ FIRST_CONNECT_S = 3.0
 CONNECT_PAUSE_S = 0.02
 ASK_S = 0.5
 """Of a question: a leader that has not fetched the pack says so after this long."""
-ANSWER_S = 1.0
+ANSWER_S = 3.0
 """For an answer that is due."""
 ACCEPT_PAUSE_S = 1.0
 """Before connections are taken again when the process had no descriptor for one."""

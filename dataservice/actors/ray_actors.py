@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import threading
 
 import ray
@@ -132,6 +133,8 @@ class WorkerActor:
             advertise=advertised_host(host),
             insecure=insecure,
         )
+        # in place of Ray's own, which drops everything
+        signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())
 
     def run(self) -> None:
         asyncio.run(watched(self._worker.run(), still_s=self._still_s))

@@ -7,6 +7,7 @@ may still run there is never a second: it is killed by its process id before the
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -22,6 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dataservice.actors.ray_actors import CoordinatorActor
 from dataservice.config import Config, config_to_json
 from dataservice.errors import DeadlineExceeded, ServiceUnavailable
+
+_LOG = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
@@ -148,11 +151,13 @@ class _Process:
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self._ended = True
+        except OSError as error:  # some sandboxes have none: then Ray alone tells of its end
+            _LOG.warning("the coordinator's process %d cannot be watched: %s", pid, error)
 
     def has_ended(self) -> bool:
         """Known at once, also while Ray has lost its head."""
         with self._lock:
-            return self._ended or self._wait(0.0)
+            return self._ended or (self._descriptor >= 0 and self._wait(0.0))
 
     def kill(self) -> None:
         """And waits END_S for its end."""

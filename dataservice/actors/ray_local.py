@@ -1,9 +1,9 @@
 """How this project starts and joins Ray, with every default that matters set on purpose.
 
 Invariants: a Ray of our own listens on loopback only and asks for a token that is made for it and
-lives in the environment of its processes, never on disk; its logs and sockets lie in a folder that
-is removed with it, or by the next one where its process was killed; no usage report is sent; a
-cluster that is already on the machine is joined only when its address is given.
+lives in the environment of its processes, never on disk; its processes and the folder of its logs
+and sockets go with it, also where it was killed; no usage report is sent; a cluster that is already
+on the machine is joined only when its address is given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dataservice.actors.own_folder import own_folder
+from dataservice.actors.ray_guard import guarded
 from dataservice.actors.worker_memory import ENVIRONMENT
 
 LOOPBACK = "127.0.0.1"
@@ -43,19 +44,23 @@ def joined_ray(address: str | None, *, resource: str, num_cpus: int | None = Non
         ray_environment()
     import ray
 
-    with own_folder("ray-") as own_files:
-        if address is not None:
-            ray.init(address=address, log_to_driver=True)
-        else:
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                resources={resource: 1.0},
-                _node_ip_address=LOOPBACK,
-                _temp_dir=own_files,
-                log_to_driver=True,
-            )
+    if address is not None:
+        ray.init(address=address, log_to_driver=True)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+        return
+    with own_folder("ray-") as own_files, guarded(own_files):
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            resources={resource: 1.0},
+            _node_ip_address=LOOPBACK,
+            _temp_dir=own_files,
+            log_to_driver=True,
+        )
         try:
             yield ray
         finally:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ from dataservice.errors import ConfigError
 from dataservice.storage.tables import TEMPORARY_PREFIX
 
 _SCRATCH_PREFIX = ".building-"
+BUILDER_WAIT_S = 60.0
+_LOOK_AGAIN_S = 0.1
 _LOCK_NAME = ".lock"
 _OPEN_NAME = ".open"
 _FOR_LOCKS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -53,12 +56,21 @@ def take_folder(index_dir: str) -> None:
 
 @contextmanager
 def only_builder(index_dir: str) -> Iterator[None]:
-    """Raises ConfigError while another process builds."""
+    """Waits while another process builds: services that share an index look at it when they start.
+    Raises ConfigError after BUILDER_WAIT_S."""
+    until = time.monotonic() + BUILDER_WAIT_S
     with open(os.path.join(index_dir, _LOCK_NAME), "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is building the index in {index_dir}") from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ConfigError(
+                        f"another process is building the index in {index_dir}, and was waited for "
+                        f"for {BUILDER_WAIT_S:g} s: let it end, then start this again"
+                    ) from None
+            time.sleep(_LOOK_AGAIN_S)
         yield
 
 

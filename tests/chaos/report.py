@@ -16,8 +16,9 @@ def lines(result: Result) -> list[str]:
     found = [
         f"{len(result.struck)} faults in {result.seconds:.0f} s; {result.starts} starts of the "
         f"training run ({sizes})",
-        f"final history: {proof.steps} steps, {proof.packs} packs, each exactly once, as in an "
-        f"undisturbed run; {proof.undone} packs more in steps that were undone",
+        f"final history: {proof.steps} steps, {proof.packs} packs, "
+        + ("NOT " if proof.violations else "")
+        + f"each exactly once and as undisturbed; {proof.undone} more in steps that were undone",
         f"longest wait of a trainer after a fault: {_times(times)}",
         "",
         *_table(

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.demo_config import demo_config
-from support.harness import Readers, read_ranks
+from support.demo_config import demo_config, demo_settings, write_config
+from support.harness import RESOURCE, Readers, read_ranks
 from support.local_service import LocalService
 from support.proof import clean_run, nothing_leaks, prove_same
 
+from dataservice.actors.ray_local import local_cluster
 from dataservice.config import Config
 from dataservice.errors import ConfigError, StorageError
+from dataservice.rpc.client import CoordinatorClient
+from dataservice.wire.messages import GetStatus
 
 JOBS = ("one", "two")
 STEPS = 5
@@ -111,3 +120,91 @@ def test_what_belongs_to_one_job_is_refused_to_the_other(base: Config, tmp_path:
         prove_same(clean, read(service.endpoint, "one").deliveries)
     with pytest.raises(ConfigError, match=r"holds the journal of job 'one', this is job 'two'"):
         LocalService(same_state, workers=0)
+
+
+# ---- on Ray --------------------------------------------------------------------------------------
+
+
+class Served:
+    """`dataservice serve` of a job, in a process of its own."""
+
+    def __init__(self, config_path: Path, address: str, log: Path) -> None:
+        self._log = log
+        command = [sys.executable, "-m", "dataservice.cli", "serve", str(config_path)]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--address", address, "--port", "0"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def endpoint(self) -> str:
+        until = time.monotonic() + 90.0
+        while time.monotonic() < until and self.process.poll() is None:
+            if found := re.search(r"serving on (\S+)", self._log.read_text(errors="replace")):
+                return found[1]
+            time.sleep(0.1)
+        raise AssertionError(self._log.read_text(errors="replace"))
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextmanager
+def served(config_path: Path, address: str, log: Path) -> Iterator[Served]:
+    service = Served(config_path, address, log)
+    try:
+        yield service
+    finally:
+        if service.process.poll() is None:
+            os.killpg(service.process.pid, signal.SIGKILL)
+        service.process.wait(10)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_two_services_on_one_ray_cluster(base: Config, tmp_path: Path) -> None:
+    """On the same two nodes, with one cache directory; one of them ends while the other goes on."""
+    clean = clean_of(base)
+    paths = []
+    for job in JOBS:
+        folder = tmp_path / job
+        settings = demo_settings(
+            folder,
+            workers={"count": 2, "resource": RESOURCE},
+            staging={"cache_dir": str(tmp_path / "cache")},
+        )
+        settings |= {"job": job, "index_dir": base.index_dir}
+        paths.append(write_config(folder, settings))
+    with local_cluster(2, resource=RESOURCE, num_cpus=4) as cluster, nothing_leaks():
+        with ExitStack() as stack:
+            services = [
+                stack.enter_context(served(path, cluster.address, tmp_path / f"{job}.log"))
+                for path, job in zip(paths, JOBS, strict=True)
+            ]
+            endpoints = [service.endpoint() for service in services]
+            ended = threading.Event()
+
+            def note(batch: Any) -> None:
+                if batch.step == 2:
+                    ended.wait(120)
+
+            with ThreadPoolExecutor(1) as pool:
+                run = pool.submit(read, endpoints[1], "two", on_batch=note)
+                prove_same(clean, read(endpoints[0], "one").deliveries)
+                begun = time.monotonic()
+                assert services[0].stop() == 0
+                print(f"ended in {time.monotonic() - begun:.1f} s")
+                ended.set()
+                readers = run.result(120)
+            prove_same(clean, readers.deliveries)
+            with CoordinatorClient(endpoints[1]) as client:
+                report = client.call(GetStatus(), 10.0)
+            status = json.loads(report.status)
+            assert status["job"] == "two" and status["counters"].get("workers_lost", 0) == 0
+            assert len(status["workers"]) == len(status["stagers"]) == 2
+            assert services[1].stop() == 0
+    print(f"recovered in {max(d.at for d in readers.deliveries) - begun:.1f} s")

@@ -1,8 +1,10 @@
-"""Workers follow what trainers wait for, up and down, on a real Ray cluster."""
+"""Workers follow what trainers wait for, up and down, on a real Ray cluster, and Ray's own
+autoscaler adds the nodes that they need."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import time
 import zipfile
@@ -15,11 +17,12 @@ import pytest
 from PIL import Image
 from support import slow_origin
 from support.demo_config import demo_settings, write_config
+from support.growing_cluster import growing_cluster
 from support.harness import Delivery, cluster_service, delivery_of
 from support.pictures import encoded, noise
 from support.proof import clean_run, prove_same
 
-from dataservice.actors.launch import Service
+from dataservice.actors.launch import Service, running_service
 from dataservice.config import Config, load_config
 from dataservice.indexing import update_index
 from trainer_client import PackStream, ParallelLayout
@@ -172,6 +175,50 @@ def test_workers_follow_demand_up_and_down(tmp_path: Path, monkeypatch: pytest.M
     assert counters["workers_scaled"] >= 4 and counters["packs_shared"] > 0
     assert counters.get("workers_lost", 0) == 0
     assert share < 0.2  # a machine that others use as well
+    monkeypatch.setenv("SLOW_ORIGIN_S", "0")
+    clean = clean_run(config, dp_size=2, micro_steps=MICRO_STEPS, steps=steps)
+    prove_same(clean, [d for d in trainers.deliveries if d.step < steps])
+
+
+def shared(service: Service) -> int:
+    count: int = service.status()["counters"].get("packs_shared", 0)
+    return count
+
+
+def living_data_nodes() -> int:
+    import ray
+
+    return sum(node["Alive"] and "data_node" in node["Resources"] for node in ray.nodes())
+
+
+def test_rays_autoscaler_adds_the_nodes_that_workers_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = {"autoscale": "nodes", "num_cpus": 1.0, "max": 3}
+    config = behind_a_slow_origin(tmp_path, monkeypatch, **workers)
+    node = {"CPU": 1, "data_node": 1}
+    with (
+        tempfile.TemporaryDirectory(prefix="grow-", ignore_cleanup_errors=True) as folder,
+        growing_cluster(Path(folder), node=node, most=3) as address,
+        running_service(config, address=address) as service,
+    ):
+        first_s = wait_until(lambda: alive(service) == 1, "a node and its worker", 90, service)
+        with Trainers(service.endpoint) as trainers:
+            wait_until(lambda: len(trainers.deliveries) > 4, "micro-batches", 60)
+            second_s = wait_until(lambda: alive(service) >= 2, "another of each", 120, service)
+            wait_until(lambda: shared(service) > 0, "packs moved", 30)
+            nodes = [worker["node"] for worker in service.status()["workers"]]
+            assert len(nodes) == len(set(nodes)) >= 2
+            service.scale(1)
+            idle_s = wait_until(lambda: living_data_nodes() == 1, "idle nodes removed", 90)
+            read = len(trainers.deliveries)
+            wait_until(lambda: len(trainers.deliveries) > read + 8, "more micro-batches", 30)
+        steps = trainers.whole_steps()
+    print(
+        f"\nfrom no data node to the first worker {first_s:.0f} s, with a second node "
+        f"{second_s:.0f} s after trainers began to wait; back to one node {idle_s:.0f} s after "
+        "one worker was asked for"
+    )
     monkeypatch.setenv("SLOW_ORIGIN_S", "0")
     clean = clean_run(config, dp_size=2, micro_steps=MICRO_STEPS, steps=steps)
     prove_same(clean, [d for d in trainers.deliveries if d.step < steps])

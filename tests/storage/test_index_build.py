@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 import zipfile
 import zlib
@@ -18,6 +19,7 @@ import pytest
 from storage.datasets import ByteCounter, llava, picture, write_jsonl, write_zip
 
 from dataservice.errors import ConfigError, StaleIndexError, StorageError
+from dataservice.storage import index_folder
 from dataservice.storage.backends import LocalBackend, ObjectStat
 from dataservice.storage.index import Index
 from dataservice.storage.index_build import build_index
@@ -378,14 +380,21 @@ def test_what_is_wrong_with_a_source_is_named(world: World) -> None:
             world.build()
 
 
-def test_one_build_at_a_time(world: World) -> None:
+def test_one_build_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl(world.data / "a.jsonl", {"text": "a"})
     os.makedirs(world.index_dir)
     with open(Path(world.index_dir, ".lock"), "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another process is building"):
-            world.build()
-    world.build()
+        with monkeypatch.context() as impatient:
+            impatient.setattr(index_folder, "BUILDER_WAIT_S", 0.2)
+            with pytest.raises(ConfigError, match=r"another process is building .* for 0\.2 s"):
+                world.build()
+        ends = threading.Timer(0.5, fcntl.flock, (held, fcntl.LOCK_UN))
+        ends.start()
+        begun = time.monotonic()
+        world.build()
+        ends.join()
+        assert time.monotonic() - begun > 0.4
 
 
 def test_progress(world: World) -> None:
