@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer_client import MicroBatch, PackStream, ParallelLayout
+from trainer_client import MicroBatch, PackStream, ParallelLayout, prefetch
 from trainer_client.device import Copy, DeviceCopier
+from trainer_client.prefetch import Prefetcher
 from trainer_client.testing import FakeService, synthetic_packs
 
 PACKS = synthetic_packs(10, seed=3)
@@ -112,3 +113,29 @@ def test_a_copy_that_fails_in_the_trainers_thread_skips_no_batch(service: FakeSe
                 next(stream)
         assert stream.state_dict() == state
         assert state["cursor"]["step"] == 2
+
+
+def test_a_rank_that_knows_its_step_asks_for_the_next_when_it_is_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    plain = Prefetcher._ask_for_steps
+
+    def ask(prefetcher: Prefetcher) -> None:
+        asked.append((len(prefetcher._known), prefetcher._micro_step))
+        plain(prefetcher)
+
+    monkeypatch.setattr(prefetch, "ask_at", lambda rank, micro_steps: 3)
+    monkeypatch.setattr(Prefetcher, "_ask_for_steps", ask)
+    with FakeService(synthetic_packs(32, seed=3)) as service:
+        with PackStream(
+            service.endpoint,
+            job="j",
+            layout=ParallelLayout(),
+            micro_steps=4,
+            prefetch_packs=1,
+            timeout_s=30,
+        ) as stream:
+            assert len(list(stream)) == 32
+    early = [micro_step for known, micro_step in asked if known]
+    assert early and set(early) == {3}
