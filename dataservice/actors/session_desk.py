@@ -29,8 +29,10 @@ from dataservice.errors import (
     ResumeRefused,
     ServiceUnavailable,
     SessionFenced,
+    StorageError,
 )
 from dataservice.wire.messages import (
+    CursorState,
     GetSteps,
     Ok,
     OpenSession,
@@ -46,6 +48,10 @@ STEPS, PROGRESS = "a step is handed out", "every rank has moved on"
 """Topics of changes; that of a worker's packs is its id."""
 PLANNER_RESTARTS = 3
 """So often may the planning process end, or stay silent, in one session before it fails."""
+
+
+JOURNAL_AGAIN_S = 1.0
+"""Between two tries to write to a journal that cannot be written."""
 
 
 class SessionDesk:
@@ -160,7 +166,7 @@ class SessionDesk:
     def _not_ready(self, gathering: Gathering) -> SessionOpened:
         waiting_for = gathering.in_words(self._patience_s)
         if not waiting_for and not self._shared.decoder:
-            waiting_for = "no worker is alive"
+            waiting_for = self._shared.no_worker
         return SessionOpened(
             ready=False,
             missing_ranks=gathering.missing(self._patience_s),
@@ -299,7 +305,7 @@ class SessionDesk:
 
     def _blocked_by(self, session: Session, step: int) -> str:
         if not self._shared.registry.workers:
-            return "no worker is alive"
+            return self._shared.no_worker
         if step >= session.done_step + self._shared.config.serving.plan_ahead_steps:
             return (
                 f"step {step} is beyond the window of serving.plan_ahead_steps = "
@@ -375,7 +381,7 @@ class SessionDesk:
             session.end_step = cursor.step
             self._shared.changes.notify()
             return
-        self._shared.log.placement(cursor, self._shared.config.exclude)
+        await self._write_down(cursor)
         cursor = replace(cursor, excluded=planned.next_cursor.excluded)
         active = ActiveStep(cursor, planned, session.grid, patch_bytes=self._patch_bytes)
         self._shared.holes.planned_samples += planned.num_samples
@@ -391,6 +397,20 @@ class SessionDesk:
         session.next_cursor = planned.next_cursor
         await self._work.dealer.deal_step(session, active)
         self._shared.changes.notify(STEPS, *self._shared.registry.workers)
+
+    async def _write_down(self, cursor: CursorState) -> None:
+        """The placement; a disk that is full or read-only for a time costs no more than that."""
+        shared = self._shared
+        while True:
+            try:
+                shared.log.placement(cursor, shared.config.exclude)
+                break
+            except StorageError as error:
+                if not shared.planning_waits:
+                    _LOG.warning("%s; it is tried again until it can be", error)
+                shared.planning_waits = f"{error}; make room there, or mend its disk"
+                await asyncio.sleep(JOURNAL_AGAIN_S)
+        shared.planning_waits = ""
 
     def _lane_homes(self, session: Session) -> tuple[int, ...]:
         """Node number (dp_rank // ranks_per_node) of each lane's data node, -1 = holds no ranks."""

@@ -9,6 +9,7 @@ acknowledged record before others is lost in silence; one process writes at a ti
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -80,8 +81,9 @@ class Journal:
             _write_all(self._fd, head + payload, self._end)
             os.fsync(self._fd)
         except OSError as error:
-            os.ftruncate(self._fd, self._end)
-            raise StorageError(f"journal {self.path}: {error}") from error
+            with contextlib.suppress(OSError):  # what is left there is written over, or cut off
+                os.ftruncate(self._fd, self._end)
+            raise StorageError(f"journal {self.path} cannot be written: {error}") from error
         self._end += len(head) + len(payload)
 
     def close(self) -> None:
