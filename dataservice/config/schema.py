@@ -325,8 +325,8 @@ class WorkersSection(Section):
             raise ValueError(f"count {self.count} is not between min {self.min} and max {self.max}")
         if self.autoscale == "nodes" and self.num_cpus == 0:
             raise ValueError(
-                "num_cpus 0 with autoscale nodes: Ray adds nodes for the CPUs that workers reserve; "
-                "give it what a worker keeps busy, such as 2.0"
+                "num_cpus 0 with autoscale nodes: Ray adds nodes for the CPUs that workers "
+                "reserve; give it what a worker keeps busy, such as 2.0"
             )
         least = self.ready_bytes + WORKER_BYTES
         if self.memory_bytes is not None and self.memory_bytes < least:
