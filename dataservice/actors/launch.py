@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from dataservice.actors.ray_local import joined_ray
 from dataservice.config import Config
 from dataservice.config.folders import check_service_folders
-from dataservice.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
     from dataservice.actors.supervisor import Supervisor
@@ -74,7 +73,7 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
 
 
 def serve_foreground(config: Config, *, address: str | None = None) -> None:
-    """Serves until SIGINT or SIGTERM, with a live status line."""
+    """Serves until SIGINT or SIGTERM, with a live status line; raises what ended the service."""
     from dataservice.actors.status_line import StatusLine
 
     stopping = threading.Event()
@@ -92,10 +91,12 @@ def serve_foreground(config: Config, *, address: str | None = None) -> None:
     serving = False
     listen()
     with running_service(config, address=address) as service, StatusLine(service.endpoint) as line:
+        from dataservice.actors.ray_coordinator import CoordinatorEnded
+
         serving = True
         listen()  # ray.init has put its own handlers in place
         while not stopping.wait(1.0):
             try:
                 line.show(service.status())
-            except ServiceUnavailable as error:
-                line.note(str(error))
+            except CoordinatorEnded as error:
+                line.note(f"{error}; it is started again")
