@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dataservice.actors.ray_local import joined_ray
 from dataservice.config import Config
 from dataservice.config.folders import check_service_folders
+from dataservice.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
     from dataservice.actors.supervisor import Supervisor
@@ -73,7 +74,7 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
 
 
 def serve_foreground(config: Config, *, address: str | None = None) -> None:
-    """Serves until SIGINT or SIGTERM, with a live status line; raises what ended the service."""
+    """Serves until SIGINT or SIGTERM, with a live status line."""
     from dataservice.actors.status_line import StatusLine
 
     stopping = threading.Event()
@@ -91,12 +92,10 @@ def serve_foreground(config: Config, *, address: str | None = None) -> None:
     serving = False
     listen()
     with running_service(config, address=address) as service, StatusLine(service.endpoint) as line:
-        from dataservice.actors.ray_coordinator import CoordinatorEnded
-
         serving = True
         listen()  # ray.init has put its own handlers in place
         while not stopping.wait(1.0):
             try:
                 line.show(service.status())
-            except CoordinatorEnded as error:
-                line.note(f"{error}; it is started again")
+            except ServiceUnavailable as error:
+                line.note(str(error))

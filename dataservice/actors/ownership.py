@@ -171,13 +171,13 @@ def _watch(folder: Path, owner: Owner, sign: Sign) -> None:
     until = time.monotonic() + WATCH_LEASES * owner.lease_s
     seen = sign
     while not seen.released and time.monotonic() < until:
+        if seen != sign:
+            raise _held(folder, (owner, seen))
         time.sleep(owner.lease_s / _POLLS_A_LEASE)
         found = _read(folder / OWNER)
         if found is None or found[0] != owner:
             raise _held(folder, found)
         seen = found[1]
-        if seen != sign and not seen.released:
-            raise _held(folder, found)
 
 
 def _put(folder: Path, owner: Owner) -> int:

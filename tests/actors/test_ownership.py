@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -74,26 +73,6 @@ def test_an_owner_that_lives_is_not_superseded_from_another_machine(
     assert time.monotonic() - began < LEASE_S  # the first one has said that it is gone
     assert second.epoch == 2
     second.release()
-
-
-def test_an_owner_that_lives_again_in_the_last_moment_is_not_superseded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = taken(tmp_path)
-    go_elsewhere(monkeypatch)
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        time.sleep(ownership.WATCH_LEASES * LEASE_S)  # the watch is over behind it
-        first.renew()
-
-    monkeypatch.setattr(ownership, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    with pytest.raises(JobHeld, match="epoch 1"):
-        taken(tmp_path)
-    assert len(pauses) == 1
-    first.check()
-    first.release()
 
 
 def test_a_silent_owner_is_superseded_and_writes_nothing_more(
