@@ -50,7 +50,10 @@ class _Actor:
     """Object reference of its `run()`: done when the actor has ended."""
     seen: float
     """Monotonic time when it was started or last known to the coordinator."""
+    came_up: bool = False
+    """Whether some coordinator has known it."""
     registered: bool = False
+    """With this one."""
     came: Any = None
     """Object reference of the node that it came up on, while that is not known."""
 
@@ -65,9 +68,7 @@ class RayFleet:
     def __init__(self, config: Config, endpoint: str, *, own_ray: bool) -> None:
         self._config = config
         # a Ray of our own has it from this process; asking costs seconds where a node just came up
-        self._environment = (
-            {} if own_cores is not None else {"runtime_env": {"env_vars": ENVIRONMENT}}
-        )
+        self._environment = {} if own_ray else {"runtime_env": {"env_vars": ENVIRONMENT}}
         self._config_json = config_to_json(config)
         self._endpoint = endpoint
         self._own_cores = len(os.sched_getaffinity(0)) if own_ray else None
@@ -200,14 +201,14 @@ class RayFleet:
         now = time.monotonic()
         for name, actor in list(group.items()):
             if name in known:
-                actor.seen, actor.registered = now, True
+                actor.seen, actor.came_up, actor.registered = now, True, True
                 continue
             if actor.came is not None:
                 continue  # Ray has no node for it yet
             grace = SILENT_LEASES * lease_s if actor.registered else START_GRACE_S
             if now - actor.seen > grace:
                 _LOG.warning("%s is silent: it is killed and replaced", name)
-                if not actor.registered:
+                if not actor.came_up:
                     self._full_until[actor.node] = now + FULL_S
                 ray.kill(actor.handle)
                 del group[name]

@@ -1,9 +1,9 @@
 """What must outlive the coordinator: holes, the session, placements; kept in one journal file.
 
 Invariants: a record is on disk before the method that wrote it returns, and only while the folder
-is still this coordinator's; records of another plan
-digest are ignored, but runs once fenced stay fenced; a placement holds from its step on until the
-next one, and steps below `planned_until` may have been handed out.
+is still this coordinator's; records of another plan digest are ignored, but runs once fenced stay
+fenced; a placement holds from its step on until the next one, and steps below `planned_until` may
+have been handed out.
 """
 
 from __future__ import annotations

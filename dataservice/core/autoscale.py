@@ -1,8 +1,8 @@
 """How many workers there should be, from what trainers waited for them and how busy they were.
 
 Invariants: a pure function of its state and one period's figures, and so are its words; the target
-stays within its bounds; a number set by hand is never changed; nothing grows while workers are
-starting, while the present ones have time left, or after more of them brought nothing.
+stays within its bounds; nothing grows while workers are starting, while the present ones have time
+left, or after more of them brought nothing.
 
 While workers are what holds trainers up, n of them give a share 1 - w of what is wanted, w being
 the share of their time that trainers wait: n / (1 - w) are needed. Where nobody waits, the busy
@@ -116,10 +116,6 @@ class Decision:
     @property
     def target(self) -> int:
         return self.state.target
-
-
-def by_hand(workers: int) -> Decision:
-    return Decision(state=State(target=workers), reason=f"{workers} set by hand")
 
 
 def decide(state: State, period: Period, limits: Limits) -> Decision:
