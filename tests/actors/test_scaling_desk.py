@@ -150,7 +150,8 @@ def test_waits_lead_to_more_workers_within_what_may_be_had(
             busy_s += 60.0
             bench.coordinator.shared.waits.note(session, 0, 0, 3.0)
             for number in range(len(bench.leases)):
-                await bench.pull(f"w{number}", session, 10**9, queued_packs=20, busy_s=busy_s)
+                figures = {"queued_packs": 20, "busy_s": busy_s, "served_packs": int(busy_s)}
+                await bench.pull(f"w{number}", session, 10**9, **figures)
             desk.look()
         assert desk.target == most
         status = (await bench.status())["scaling"]
