@@ -106,8 +106,8 @@ class State:
     """Workers, and packs a second, from which the number has grown; None once nobody has waited for
     QUIET_S."""
     not_more: Pause = field(default_factory=Pause)
-    """Before more are tried again, which brought nothing; over once nobody has waited for QUIET_S and
-    workers have time left: after a pause of the trainers nobody waits for a while, whatever the
+    """Before more are tried again, which brought nothing; over once nobody has waited for QUIET_S
+    and workers have time left: after a pause of the trainers nobody waits for a while, whatever the
     workers give."""
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from actors.bench import Bench, on_bench
 from support.demo_config import demo_settings, write_config
 
-from dataservice.actors import waits
+from dataservice.actors import scaling_desk, waits
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.waits import Waits
 from dataservice.config import Config, load_config
@@ -31,7 +32,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(waits, "time", type("time", (), {"monotonic": staticmethod(clock)}))
+    for module in (waits, scaling_desk):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 
