@@ -7,7 +7,6 @@ itself when it was ours; SIGINT and SIGTERM stop the foreground service in order
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -67,8 +66,7 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
     with joined_ray(address, resource=workers.resource, num_cpus=cpus):
         from dataservice.actors.supervisor import Supervisor
 
-        own_cores = len(os.sched_getaffinity(0)) if address is None else None
-        supervisor = Supervisor(config, own_cores=own_cores)
+        supervisor = Supervisor(config, own_ray=address is None)
         try:
             yield Service(supervisor, supervisor.start())
         finally:

@@ -7,6 +7,7 @@ by the coordinator's leases; Ray only starts, kills and reports ends, which the 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -61,8 +62,7 @@ Tell = Callable[[FleetNews], FleetView]
 class RayFleet:
     """Used by one thread, its supervisor's."""
 
-    def __init__(self, config: Config, endpoint: str, *, own_cores: int | None = None) -> None:
-        """`own_cores`: see `data_nodes`."""
+    def __init__(self, config: Config, endpoint: str, *, own_ray: bool) -> None:
         self._config = config
         # a Ray of our own has it from this process; asking costs seconds where a node just came up
         self._environment = (
@@ -70,7 +70,7 @@ class RayFleet:
         )
         self._config_json = config_to_json(config)
         self._endpoint = endpoint
-        self._own_cores = own_cores
+        self._own_cores = len(os.sched_getaffinity(0)) if own_ray else None
         self._last: FleetView | None = None
         self._full_until: dict[str, float] = {}
         """Monotonic, by node on which a worker did not come up."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from dataservice.actors.build_queue import Job
 from dataservice.actors.holes import Hole
+from dataservice.actors.pack_specs import spec_of
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
 from dataservice.actors.planner import Planner, cursor_of, cursor_state
 from dataservice.actors.policies import decoder_and_policy, policy_of
@@ -37,7 +38,6 @@ from dataservice.pipeline.materialize import BuiltPack
 from dataservice.storage.journal import JournalDamaged, read_journal
 from dataservice.storage.lazy import BlocksMissing
 from dataservice.wire.messages import CursorState, ResumeState
-from dataservice.wire.schema import decode
 
 STEPS_AT_ONCE = 100
 """That are planned between two words of progress."""
@@ -208,7 +208,7 @@ class Replay:
         for micro_step in range(self.grid.micro_steps):
             for dp_rank in ranks:
                 for place, i in enumerate(active.packs_of_cell(micro_step, dp_rank)):
-                    spec = decode(PackSpec, active.planned.specs[i])
+                    spec = spec_of(active.planned.specs[i])
                     yield ReplayedPack(
                         micro_step=micro_step,
                         dp_rank=dp_rank,

@@ -81,7 +81,7 @@ def test_a_silent_owner_is_superseded_and_writes_nothing_more(
 ) -> None:
     path = str(tmp_path / JOURNAL)
     first = StateLog(path, taken(tmp_path))
-    first.start_epoch("plan", "cats")
+    first.start_epoch("plan", "a")
     first.hole(HOLE)
     old = first.ownership
     assert old is not None
@@ -93,7 +93,7 @@ def test_a_silent_owner_is_superseded_and_writes_nothing_more(
     assert second.ownership is not None
     assert second.ownership.epoch == 2
     before = Path(path).read_bytes()
-    for write in (lambda: first.fence(["late"]), lambda: first.start_epoch("plan", "cats")):
+    for write in (lambda: first.fence(["late"]), lambda: first.start_epoch("plan", "a")):
         with pytest.raises(JobHeld, match="hands out nothing more"):
             write()
     for asked in (old.check_if_old, old.renew, old.check):

@@ -137,16 +137,16 @@ def test_a_coordinator_that_restarts_waits_for_the_nodes_that_held_lanes(
 
 def test_lanes_that_moved_for_long_are_journalled(tmp_path: Path) -> None:
     log = StateLog(str(tmp_path / "journal"))
-    log.start_epoch("plan")
+    log.start_epoch("plan", "a")
     log.lanes(("a", "b"))
     log.close()
     again = StateLog(str(tmp_path / "journal"))
     assert again.lane_holders == ("a", "b")
-    again.start_epoch("plan")
+    again.start_epoch("plan", "a")
     again.close()
     again = StateLog(str(tmp_path / "journal"))
     assert again.lane_holders == ("a", "b")
-    again.start_epoch("another plan, whose lanes hold other data")
+    again.start_epoch("another plan, whose lanes hold other data", "a")
     assert again.lane_holders == ()
     again.close()
 

@@ -6,6 +6,7 @@ rank got it; what another program of this machine holds is no leak of ours.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import re
@@ -121,7 +122,11 @@ def nothing_leaks() -> Iterator[None]:
 def _warm_grpc() -> None:
     """gRPC keeps what it opens at its first call; asyncio's, without this, until the collector has
     found the last of its objects."""
-    init_grpc_aio()
+
+    async def warm() -> None:
+        init_grpc_aio()
+
+    asyncio.run(warm())
     with suppress(DataServiceError), CoordinatorClient("127.0.0.1:1") as client:
         client.call(GetStatus(), timeout_s=0.5)
 
