@@ -65,9 +65,7 @@ class RayFleet:
     def __init__(self, config: Config, endpoint: str, *, own_ray: bool) -> None:
         self._config = config
         # a Ray of our own has it from this process; asking costs seconds where a node just came up
-        self._environment = (
-            {} if own_cores is not None else {"runtime_env": {"env_vars": ENVIRONMENT}}
-        )
+        self._environment = {} if own_ray else {"runtime_env": {"env_vars": ENVIRONMENT}}
         self._config_json = config_to_json(config)
         self._endpoint = endpoint
         self._own_cores = len(os.sched_getaffinity(0)) if own_ray else None
