@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +104,28 @@ def test_a_silent_owner_is_superseded_and_writes_nothing_more(
     first.close()
     second.ownership.renew()
     second.close()
+
+
+def test_an_owner_that_comes_back_at_the_last_moment_keeps_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = taken(tmp_path)
+    go_elsewhere(monkeypatch)
+    silent_until = time.monotonic() + (ownership.WATCH_LEASES - 0.5) * LEASE_S
+
+    def sleep(_: float) -> None:
+        """The first one is paused until just before the last look."""
+        if time.monotonic() < silent_until:
+            time.sleep(silent_until - time.monotonic())
+            return
+        first.renew()
+        time.sleep(LEASE_S)
+
+    monkeypatch.setattr(ownership, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with pytest.raises(JobHeld, match="epoch 1"):
+        taken(tmp_path)
+    first.check()
+    first.release()
 
 
 def test_an_owner_whose_file_is_gone_stops(tmp_path: Path) -> None:

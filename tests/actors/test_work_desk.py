@@ -22,6 +22,7 @@ from dataservice.errors import (
     ServiceUnavailable,
 )
 from dataservice.wire.messages import Assignment, ResumeState
+from dataservice.wire.states import sealed
 
 
 @pytest.fixture
@@ -375,16 +376,18 @@ def test_a_run_does_not_go_on_under_another_policy(config: Config, tmp_path: Pat
 def test_a_saved_state_is_not_resumed_under_another_policy(
     saved: str, config: Config, tmp_path: Path
 ) -> None:
-    state = ResumeState(
-        version=STATE_VERSION,
-        job="test",
-        plan_digest=DIGEST,
-        decoder=saved,
-        cursor=cursor_at(3, 6),
-        micro_step=0,
-        dp_size=1,
-        micro_steps=1,
-        packs_per_cell=1,
+    state = sealed(
+        ResumeState(
+            version=STATE_VERSION,
+            job="test",
+            plan_digest=DIGEST,
+            decoder=saved,
+            cursor=cursor_at(3, 6),
+            micro_step=0,
+            dp_size=1,
+            micro_steps=1,
+            packs_per_cell=1,
+        )
     )
 
     async def refused(bench: Bench) -> None:
