@@ -9,7 +9,7 @@ have been handed out.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,30 +172,31 @@ class StateLog(Recorded):
         fresh = self._path + ".new"
         Path(fresh).unlink(missing_ok=True)
         journal, _ = Journal.open(fresh)
-        journal.append(
-            {
-                "kind": "epoch",
-                "digest": self.digest,
-                "generation": self._generation,
-                "job": self.job,
-            }
-        )
-        journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
-        for hole in self.holes:
-            journal.append(_hole_record(hole))
-        if self.lane_holders:
-            journal.append(_lanes_record(self.lane_holders))
-        if self.session is not None:
-            journal.append(_session_record(self.session))
-            for step, homes in self.session.homes[-MOST_HOMES:]:
-                journal.append(_homes_record(step, homes))
-            journal.append(_planned_record(self.session))
+        journal.append(*self._records())
         self._check_ownership()
         os.replace(fresh, self._path)
         sync_folder(os.path.dirname(self._path) or ".")
         self._journal.close()
         self._journal = journal
         self._check_ownership()
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """All that still counts."""
+        yield {
+            "kind": "epoch",
+            "digest": self.digest,
+            "generation": self._generation,
+            "job": self.job,
+        }
+        yield {"kind": "fenced", "runs": sorted(self.fenced_runs)}
+        yield from map(_hole_record, self.holes)
+        if self.lane_holders:
+            yield _lanes_record(self.lane_holders)
+        if self.session is not None:
+            yield _session_record(self.session)
+            for step, homes in self.session.homes[-MOST_HOMES:]:
+                yield _homes_record(step, homes)
+            yield _planned_record(self.session)
 
     def _append(self, record: dict[str, Any]) -> None:
         self._journal.append(record)

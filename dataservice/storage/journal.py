@@ -2,9 +2,9 @@
 
 A record is a mark, the payload's length, a CRC-32 over length and payload, and the payload
 (msgpack). Invariants: `append` returns once the record is on disk; after a crash the file holds
-every record that `append` returned for and at most one that it did not; what a crash can leave (an
-unfinished last record) is cut off when opened, damage before a good record is refused, so that no
-acknowledged record before others is lost in silence; one process writes at a time.
+every record that `append` returned for, and of others at most those of one call; what a crash can
+leave (an unfinished last record) is cut off when opened, damage before a good record is refused, so
+that no acknowledged record before others is lost in silence; one process writes at a time.
 """
 
 from __future__ import annotations
@@ -70,19 +70,22 @@ class Journal:
     def size_bytes(self) -> int:
         return self._end
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Make the record durable. Raises StorageError; the file then is as it was before."""
-        payload = msgpack.packb(record)
-        if len(payload) > MAX_RECORD_BYTES:
-            raise ValueError(f"a journal record of {len(payload)} bytes, over {MAX_RECORD_BYTES}")
-        head = _HEAD.pack(_RECORD_MARK, len(payload), _checksum(payload))
+    def append(self, *records: dict[str, Any]) -> None:
+        """Make the records durable. Raises StorageError; the file then is as it was before.
+
+        Several only into a file that a crash loses as a whole: they come to the disk in any order.
+        """
+        framed = [_framed(record) for record in records]
+        end = self._end
         try:
-            _write_all(self._fd, head + payload, self._end)
+            for data in framed:
+                _write_all(self._fd, data, end)
+                end += len(data)
             os.fsync(self._fd)
         except OSError as error:
             os.ftruncate(self._fd, self._end)
             raise StorageError(f"journal {self.path}: {error}") from error
-        self._end += len(head) + len(payload)
+        self._end = end
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -128,6 +131,13 @@ def _parse(path: str, data: bytes) -> tuple[list[dict[str, Any]], int]:
         records.append(record)
         at += _HEAD.size + len(payload)
     return records, at
+
+
+def _framed(record: dict[str, Any]) -> bytes:
+    payload: bytes = msgpack.packb(record)
+    if len(payload) > MAX_RECORD_BYTES:
+        raise ValueError(f"a journal record of {len(payload)} bytes, over {MAX_RECORD_BYTES}")
+    return _HEAD.pack(_RECORD_MARK, len(payload), _checksum(payload)) + payload
 
 
 def _unpack(payload: bytes) -> dict[str, Any] | None:

@@ -1,3 +1,5 @@
+import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,22 @@ def test_the_journal_is_rewritten_at_the_start(path: str) -> None:
     opened(path).close()
     assert Path(path).stat().st_size < before / 5
     assert not Path(path + ".new").exists()
+
+
+def test_a_rewrite_waits_for_the_disk_a_few_times_however_many_holes(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(path)
+    for number in range(300):
+        log.hole(dataclasses.replace(HOLE, key=f"s/a.jsonl@{number}#0"))
+    log.close()
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), fsync(fd)))
+    log = opened(path)
+    assert len(log.holes) == 300
+    assert len(synced) < 10
+    log.close()
+    log = opened(path)
+    assert [hole.key for hole in log.holes] == [f"s/a.jsonl@{number}#0" for number in range(300)]
+    log.close()

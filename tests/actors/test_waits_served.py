@@ -15,7 +15,7 @@ from support.harness import read_ranks
 from support.local_service import LocalService
 
 from dataservice.actors import waits
-from dataservice.actors.session_desk import SessionDesk
+from dataservice.actors.planning_ahead import PlanningAhead
 from dataservice.actors.worker_tools import WorkerTools
 from trainer_client import prefetch, session, watching
 
@@ -107,13 +107,13 @@ def test_a_worker_that_takes_long_is_no_lost_one(
 def test_waits_for_the_plan_are_not_for_workers(
     service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan_one = SessionDesk._plan_one
+    plan_one = PlanningAhead._plan_one
 
-    async def slow(self: SessionDesk, *arguments: Any) -> None:
+    async def slow(self: PlanningAhead, *arguments: Any) -> None:
         await asyncio.sleep(4 * SLOW_S)
         await plan_one(self, *arguments)
 
-    monkeypatch.setattr(SessionDesk, "_plan_one", slow)
+    monkeypatch.setattr(PlanningAhead, "_plan_one", slow)
     assert share_waited(service) < 0.3
 
 
