@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 STEPS, PROGRESS = "a step is handed out", "every rank has moved on"
 """Topics of changes; that of a worker's packs is its id."""
 PLANNER_RESTARTS = 3
-"""So often may the planning process end, or stay silent, in one session before it fails."""
+"""So often may the planning process end, or stay silent, over one step before the session fails."""
 
 
 class SessionDesk:
@@ -339,6 +339,7 @@ class SessionDesk:
                     continue
                 try:
                     await self._plan_one(session)
+                    lost = 0
                 except (ServiceUnavailable, DeadlineExceeded) as error:
                     lost += 1
                     self._shared.counters["planners_lost"] += 1

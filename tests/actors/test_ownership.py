@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import threading
 import time
@@ -154,3 +156,24 @@ def test_checking_is_cheap(tmp_path: Path) -> None:
     print(f"a check takes {per_check * 1e6:.0f} us")
     assert per_check < 0.005
     owner.release()
+
+
+def test_a_file_system_without_locks_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = str(tmp_path / JOURNAL)
+    first = StateLog(path, taken(tmp_path))
+    first.start_epoch("plan", "cats")
+    first.hole(HOLE)
+    began = time.monotonic()
+    second = StateLog(path, taken(tmp_path))  # which has watched the first one in vain
+    assert time.monotonic() - began >= 2 * LEASE_S
+    assert second.holes == [HOLE]
+    with pytest.raises(JobHeld, match="epoch 2"):
+        first.fence(["late"])
+    first.close()
+    second.close()
