@@ -2,7 +2,7 @@
 
 Invariants: a placement is journalled before any cell of it is handed out; no step is planned that
 leads the slowest rank by `serving.plan_ahead_steps` or more; a planning process that ends or stays
-silent is replaced PLANNER_RESTARTS times a session.
+silent is replaced PLANNER_RESTARTS times a step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 STEPS = "a step is handed out"
 """Topic of changes; that of a worker's packs is its id."""
 PLANNER_RESTARTS = 3
-"""So often may the planning process end, or stay silent, in one session before it fails."""
+"""So often may the planning process end, or stay silent, over one step before the session fails."""
 
 
 class PlanningAhead:
@@ -59,6 +59,7 @@ class PlanningAhead:
                     continue
                 try:
                     await self._plan_one(session)
+                    lost = 0
                 except (ServiceUnavailable, DeadlineExceeded) as error:
                     lost += 1
                     self._shared.counters["planners_lost"] += 1

@@ -8,6 +8,7 @@ have been handed out.
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from dataservice.wire.schema import decode, encode
 
 JOURNAL = "coordinator.journal"
 """Its name in `state_dir`."""
+_FRESH = ".new"
+"""Ends the name of a journal that is to be put in the place of another."""
 MOST_HOMES = 64
 """Placements kept of a session when the journal is rewritten; steps handed out span a few."""
 STEPS_A_RECORD = 16
@@ -146,8 +149,11 @@ class StateLog(Recorded):
         """`ownership` of the journal's folder: None where nobody else can want it. Every method
         that writes raises JobHeld once it is lost."""
         self.ownership = ownership
-        self._journal, records = Journal.open(path)
         self._path = path
+        self._fresh = f"{path}.{ownership.owner.nonce}{_FRESH}" if ownership else f"{path}{_FRESH}"
+        for left in glob.glob(f"{glob.escape(path)}*{_FRESH}"):
+            Path(left).unlink(missing_ok=True)  # so that its writer cannot put it in place any more
+        self._journal, records = Journal.open(path)
         super().__init__(records)
         self._handed_until = self.session.planned_until if self.session is not None else 0
         """Steps of the session below this may have been handed out before this start."""
@@ -169,12 +175,14 @@ class StateLog(Recorded):
 
     def _rewrite(self) -> None:
         """Puts in place of the journal one that holds only what still counts."""
-        fresh = self._path + ".new"
-        Path(fresh).unlink(missing_ok=True)
-        journal, _ = Journal.open(fresh)
+        journal, _ = Journal.open(self._fresh)
         journal.append(*self._records())
         self._check_ownership()
-        os.replace(fresh, self._path)
+        try:
+            os.replace(self._fresh, self._path)
+        except FileNotFoundError:
+            self._check_ownership()  # whoever has taken the folder has removed it
+            raise
         sync_folder(os.path.dirname(self._path) or ".")
         self._journal.close()
         self._journal = journal

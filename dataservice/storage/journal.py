@@ -10,6 +10,7 @@ that no acknowledged record before others is lost in silence; one process writes
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import struct
 import zlib
@@ -19,6 +20,8 @@ import msgpack
 
 from dataservice.errors import StorageError
 from dataservice.storage.tables import sync_folder
+
+_LOG = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _FILE_MARK = b"vlm-dataservice journal 1\n"
@@ -42,7 +45,8 @@ class Journal:
     def open(cls, path: str) -> tuple[Journal, list[dict[str, Any]]]:
         """The journal, made if missing, and its records in order.
 
-        Raises JournalDamaged, and StorageError when another process has it open.
+        Raises JournalDamaged, and StorageError when another process has it open, as far as the file
+        system has locks.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -50,6 +54,8 @@ class Journal:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StorageError(f"journal {path} is open in another process") from None
+            except OSError as error:  # a file system without locks, such as Lustre's default
+                _LOG.warning("journal %s cannot be locked: %s", path, error)
             data = _read_all(fd)
             if data != _FILE_MARK and _FILE_MARK.startswith(data):
                 _write_all(fd, _FILE_MARK, 0)

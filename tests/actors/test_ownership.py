@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import threading
 import time
@@ -154,3 +156,55 @@ def test_checking_is_cheap(tmp_path: Path) -> None:
     print(f"a check takes {per_check * 1e6:.0f} us")
     assert per_check < 0.005
     owner.release()
+
+
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_file_system_without_locks_will_do(tmp_path: Path) -> None:
+    path = str(tmp_path / JOURNAL)
+    first = StateLog(path, taken(tmp_path))
+    first.start_epoch("plan", "cats")
+    first.hole(HOLE)
+    began = time.monotonic()
+    second = StateLog(path, taken(tmp_path))  # which has watched the first one in vain
+    assert time.monotonic() - began >= 2 * LEASE_S
+    assert second.holes == [HOLE]
+    with pytest.raises(JobHeld, match="epoch 2"):
+        first.fence(["late"])
+    first.close()
+    second.close()
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_journal_that_was_rewritten_too_late_is_not_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / JOURNAL)
+    first = StateLog(path, taken(tmp_path))
+    seconds: list[StateLog] = []
+    replace = os.replace
+
+    def late(fresh: str, place: str) -> None:
+        """Its writer is paused here until another has taken over."""
+        monkeypatch.setattr(os, "replace", replace)
+        seconds.append(StateLog(path, taken(tmp_path)))
+        seconds[0].start_epoch("plan", "cats")
+        seconds[0].hole(HOLE)
+        replace(fresh, place)
+
+    monkeypatch.setattr(os, "replace", late)
+    with pytest.raises(JobHeld, match="epoch 2"):
+        first.start_epoch("plan", "cats")
+    first.close()
+    seconds[0].close()
+    third = StateLog(path, taken(tmp_path))
+    assert third.holes == [HOLE]
+    third.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [JOURNAL, LOCK, OWNER]

@@ -13,6 +13,7 @@ from actors.bench import DIGEST, NUM_LANES, Bench, cursor_at, on_bench
 from dataservice.actors import work_desk
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
 from dataservice.actors.resuming import STATE_VERSION
+from dataservice.actors.session_desk import PLANNER_RESTARTS
 from dataservice.config import Config
 from dataservice.errors import (
     ConfigError,
@@ -139,6 +140,10 @@ def test_a_planning_process_that_ends_is_replaced(config: Config, tmp_path: Path
         bench.planner.breaks = 2
         session = (await bench.open("run")).session
         assert (await bench.one(session, 0, done=0)).step == 0
+        for step in range(1, 20):  # of a run of months
+            bench.planner.breaks = 1
+            await bench.one(session, step, done=step)
+        assert (await bench.status())["counters"]["planners_lost"] > PLANNER_RESTARTS
 
     on_bench(config, tmp_path / "state", check)
 

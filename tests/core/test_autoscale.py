@@ -19,7 +19,6 @@ from dataservice.core.autoscale import (
     Limits,
     Period,
     State,
-    by_hand,
     decide,
 )
 
@@ -301,10 +300,6 @@ def test_what_more_workers_bring_is_seen_anew_when_they_are_tried_again() -> Non
         loaded = replace(WAITING, packs_per_s=float(state.target), alive=state.target)
         state = decide(state, loaded, LIMITS).state
     assert state.target == LIMITS.most
-
-
-def test_by_hand_is_what_was_set() -> None:
-    assert by_hand(7).target == 7 and "by hand" in by_hand(7).reason
 
 
 shares = st.floats(0, 1)
