@@ -22,6 +22,8 @@ GRACE_S = 5.0
 """That Ray's processes have to notice by themselves; two of them take more than a minute."""
 KILLS_S = 10.0
 """For which those that are still starting others are looked for again."""
+QUIET_S = 2.0
+"""For which the folder is to stay away: a process that was just starting makes it anew."""
 POLL_S = 0.2
 JOIN_S = 10.0
 
@@ -68,14 +70,22 @@ def _is_below(link: str, folder: str) -> bool:
 
 def main(folder: str) -> None:
     sys.stdin.buffer.read()
+    if not os.path.isdir(folder):
+        return
     until = time.monotonic() + GRACE_S
-    while os.path.isdir(folder) and processes_of(folder) and time.monotonic() < until:
+    while processes_of(folder) and time.monotonic() < until:
         time.sleep(POLL_S)
-    until = time.monotonic() + KILLS_S
-    while os.path.isdir(folder) and (left := processes_of(folder)) and time.monotonic() < until:
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    there = time.monotonic()
+    until = there + KILLS_S
+    while time.monotonic() < min(until, there + QUIET_S):
+        if os.path.isdir(folder):
+            there = time.monotonic()
+            left = processes_of(folder)
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                shutil.rmtree(folder, ignore_errors=True)
         time.sleep(POLL_S)
     shutil.rmtree(folder, ignore_errors=True)
 

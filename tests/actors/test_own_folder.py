@@ -88,3 +88,30 @@ def test_a_guard_of_a_process_that_ends_in_order_ends_nothing(temporary: Path) -
     finally:
         process.kill()
         subprocess.run(["kill", "-9", child], check=False)
+
+
+LATE = """
+import os, subprocess, sys, tempfile
+from dataservice.actors.ray_guard import guarded
+folder = tempfile.mkdtemp(prefix="own-")
+again = '''
+import os, sys, time
+while os.path.isdir(sys.argv[1]):
+    time.sleep(0.01)
+time.sleep(0.5)
+os.makedirs(sys.argv[1] + "/session")
+open(sys.argv[1] + "-again", "w").close()
+'''
+with guarded(folder):
+    subprocess.Popen([sys.executable, "-c", again, folder], start_new_session=True)
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_that_a_process_makes_anew_is_removed_too(temporary: Path) -> None:
+    process, folder = running(LATE)
+    process.kill()
+    process.communicate()
+    until("it is made anew", lambda: Path(f"{folder}-again").exists(), 10.0)
+    until("it is removed again", lambda: not Path(folder).exists(), 10.0)
