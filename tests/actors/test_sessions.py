@@ -12,8 +12,8 @@ from actors.bench import DIGEST, NUM_LANES, Bench, cursor_at, on_bench
 
 from dataservice.actors import work_desk
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
-from dataservice.actors.resuming import STATE_VERSION
 from dataservice.actors.planning_ahead import PLANNER_RESTARTS
+from dataservice.actors.resuming import STATE_VERSION
 from dataservice.config import Config
 from dataservice.errors import (
     ConfigError,
