@@ -19,7 +19,7 @@ from measuring import Work
 from PIL import Image
 
 from dataservice.actors.build_queue import Job
-from dataservice.actors.worker import builders
+from dataservice.actors.building import builders
 from dataservice.actors.worker_tools import WorkerTools, encoded
 from dataservice.config import Config
 from dataservice.core.packspec import TOKEN_BYTES, ImageSpec, ItemSpec, PackSpec

@@ -193,7 +193,6 @@ class Row:
             "plan_cpu_s": used[1] / max(1, planned),
             "plan_s": plan_ms / 1000 / max(1, planned),
             "plan_busy": used[1] / wall_s,
-            "rss": _resident(coordinator.pid),
             "peak": peak_bytes(coordinator.pid),
             "plan_peak": peak_bytes(planner),
             "inside": inside,
@@ -298,49 +297,25 @@ def _percentiles(seconds: Sequence[float]) -> tuple[str, str]:
     return f"{median:.1f}", f"{p99:.1f}"
 
 
-def _resident(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
-
-
-HEADINGS = [
-    (
-        "",
-        "step",
-        "RPC",
-        "coordinator",
-        "",
-        "planner",
-        "",
-        "peak",
-        "peak",
-        "inside",
-        "",
-        "probe",
-        "",
-        "clients",
-        "",
-        "loop",
-    ),
-    (
-        "",
-        "s",
-        "/s",
-        "CPU s/step",
-        "core",
-        "CPU s/step",
-        "s/step",
-        "GiB",
-        "planner",
-        "p50",
-        "p99",
-        "p50",
-        "p99",
-        "p50",
-        "p99",
-        "late",
-    ),
-]
+COLUMNS = (
+    ("", ""),
+    ("step", "s"),
+    ("RPC", "/s"),
+    ("coordinator", "CPU s/step"),
+    ("", "core"),
+    ("planner", "CPU s/step"),
+    ("", "s/step"),
+    ("peak", "GiB"),
+    ("peak", "planner"),
+    ("inside", "p50"),
+    ("", "p99"),
+    ("probe", "p50"),
+    ("", "p99"),
+    ("clients", "p50"),
+    ("", "p99"),
+    ("loop", "late"),
+)
+"""Two lines of headings."""
 LEGEND = """\
 inside: milliseconds of a call in the coordinator, its waits for news excluded. probe: milliseconds
 of GetSteps with a step's answer, asked 20 times a second by a process of its own. clients: of all
@@ -372,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n" + "\n".join(row.notes()), flush=True)
             done.append(row)
     print()
-    for line in aligned([*HEADINGS, *(row.cells() for row in done)]):
+    for line in aligned([*zip(*COLUMNS, strict=True), *(row.cells() for row in done)]):
         print(line)
     print("\n" + LEGEND + "\n")
     every = [figure for row in done if row.name == LIMITED for figure in row.limits()]

@@ -43,14 +43,12 @@ SPREAD_S = 0.1
 class Figures:
     def __init__(self) -> None:
         self.calls: dict[str, list[float]] = defaultdict(list)
-        self.polls: dict[str, int] = defaultdict(int)
         self.late: list[float] = []
         self.errors: list[str] = []
         self.refused = 0
         """Calls that were tried again because the coordinator did not take them."""
         self.leases_lost = 0
         self.waited_s = 0.0
-        self.steps = 0
 
     async def call(self, client: AsyncCoordinatorClient, request: Any, *, poll: bool) -> Any:
         """`poll`: the coordinator may hold the answer back, so its time says nothing."""
@@ -67,9 +65,7 @@ class Figures:
                 self.errors.append(f"{name}: {error}")
                 raise
             finally:
-                if poll:
-                    self.polls[name] += 1
-                else:
+                if not poll:
                     self.calls[name].append(time.perf_counter() - began)
 
     async def watch_loop(self) -> None:
@@ -81,13 +77,11 @@ class Figures:
     def taken(self) -> dict[str, Any]:
         found = {
             "calls": self.calls,
-            "polls": self.polls,
             "late": self.late,
             "errors": self.errors[:5],
             "refused": self.refused,
             "leases_lost": self.leases_lost,
             "waited_s": self.waited_s,
-            "steps": self.steps,
         }
         self.__init__()  # type: ignore[misc]
         return found
@@ -129,7 +123,6 @@ class Rank:
                         continue
                     await asyncio.sleep(min(left, report))
             self._known.pop(step)
-            self._figures.steps += 1
             step += 1
 
     async def _open(self) -> None:

@@ -16,17 +16,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from dataservice.actors import waiting
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.quiet_gc import keep_gc_quiet
-from dataservice.actors.state_log import StateLog
+from dataservice.actors.state_log import open_state
 from dataservice.config import load_config
 from dataservice.rpc.server import start_server
-from dataservice.wire.messages import COORDINATOR_METHODS
 
 TICK_S = 0.005
 WORTH_NOTING_S = 0.002
@@ -113,17 +111,14 @@ class Watch:
 
 async def main(config_path: str, slowest: int) -> None:
     config = load_config(config_path)
-    Path(config.state_dir).mkdir(parents=True, exist_ok=True)
     planner = PlannerProcess()
-    log = StateLog(str(Path(config.state_dir) / "coordinator.journal"))
     watch = Watch()
     watch.exclude_waits()
     if slowest:
         watch.time_callbacks()
-    coordinator = Coordinator(config, planner, log)
+    coordinator = Coordinator(config, planner, open_state(config))
     for name in METHODS:
         setattr(coordinator, name, watch.timed(name, getattr(coordinator, name)))
-    assert len(COORDINATOR_METHODS) >= len(METHODS)
     server = await start_server(coordinator=coordinator)
     await coordinator.start()
     keep_gc_quiet()

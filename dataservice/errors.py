@@ -32,6 +32,9 @@ class DataServiceError(Exception):
     """Base of every error the service or the client raises on purpose; its text has no secrets of
     URLs, so that it may be printed, logged and sent."""
 
+    answered = False
+    """Whether it came as the answer of a service, which therefore is there."""
+
     def __init__(self, *args: object) -> None:
         super().__init__(*(mask_urls(arg) if isinstance(arg, str) else arg for arg in args))
 

@@ -194,7 +194,8 @@ def test_links_lead_somewhere(target: str) -> None:
 
 
 def test_promises_are_held_by_tests_that_exist() -> None:
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`( \*)?", README)
+    named = re.findall(r"\[`([\w/]+\.py)::(\w+)`\]\(tests/\1\)( \*)?", README)
+    assert len(named) == len(re.findall(r"`[\w/]+\.py::", README))
     assert len({path.split("/")[0] for path, _, _ in named}) > 6
     for path, test, star in named:
         source = (ROOT / "tests" / path).read_text(encoding="utf-8")

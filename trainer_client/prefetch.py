@@ -120,7 +120,7 @@ class Prefetcher:
         """The next micro-batch, its `meta["waited_s"]` filled in; None at the end of the data."""
         started, reminder = time.monotonic(), Reminder()
         with self._changed:
-            fetching_s = self._fetching_s(started)
+            told = started, self._fetching_s(started)
             while not self._ready or self._error is not None:
                 if self._error is not None:
                     raise self._error
@@ -138,6 +138,7 @@ class Prefetcher:
                     self._wanted = True
                     self._changed.notify_all()
                 self._changed.wait(min(left_s, SLICE_S))
+                told = self._add_waited(told)
             self._wanted = False
             ready = self._ready.popleft()
             assert ready.copy is not None  # the first one's is started when it becomes the first
@@ -145,17 +146,24 @@ class Prefetcher:
             self.held_bytes -= ready.size_bytes
             self.device_bytes -= ready.device_bytes
             self._start_copies()
-            now = time.monotonic()
-            waited_s, for_workers_s = now - started, self._fetching_s(now) - fetching_s
+            waited_s = self._add_waited(told)[0] - started
             ready.batch.meta["waited_s"] = waited_s
-            # what the first batch takes says nothing of the workers
-            self._session.add_waited(waited_s, for_workers_s if self._delivered else 0.0)
             self._delivered = True
             self._session.delivered = after(ready.cells, ready.batch.micro_step)
             if waited_s >= WAITED_S:
                 self._adapt(waited=True)
             self._changed.notify_all()
         return Taken(copy=ready.copy, cells=ready.cells)
+
+    def _add_waited(self, told: tuple[float, float]) -> tuple[float, float]:
+        """What the trainer waited since the time `told`, for the next report, which need not wait
+        for the batch; times and seconds spent fetching, up to then and up to now."""
+        now = time.monotonic()
+        fetched_s = self._fetching_s(now)
+        # what the first batch takes says nothing of the workers
+        for_workers_s = fetched_s - told[1] if self._delivered else 0.0
+        self._session.add_waited(now - told[0], for_workers_s)
+        return now, fetched_s
 
     def _fetching_s(self, now: float) -> float:
         """In which the thread fetched packs from workers, up to `now`."""

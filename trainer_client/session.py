@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dataservice.errors import DataServiceError, PackMoved, StorageError, WireError
+from dataservice.errors import DataServiceError, PackMoved, WireError
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
 from dataservice.wire.layout import Allocate, fresh
@@ -165,33 +166,36 @@ class Session:
         self, first_step: int, count: int, *, wait_s: float, failed: tuple[str, ...] = ()
     ) -> Steps:
         """One GetSteps, which also reports progress and the seconds that the trainer waited."""
-        delivered, waited = self._take_report()
-        try:
-            question = self._question(first_step, count, delivered)
-            question = replace(
-                question,
-                wait_s=wait_s,
-                waited_s=waited[0],
-                waited_workers_s=waited[1],
-                failed=failed,
-            )
-            steps: Steps = self._call(question, wait_s + GRACE_S)
-        except DataServiceError:
-            self.add_waited(*waited)
-            raise
-        return steps
+        return self._steps(self._call, first_step, count, wait_s=wait_s, failed=failed)
 
-    def _question(self, first_step: int, count: int, delivered: Delivered) -> GetSteps:
-        return GetSteps(
+    def _steps(
+        self,
+        call: Callable[[GetSteps, float], Steps],
+        first_step: int,
+        count: int,
+        *,
+        wait_s: float,
+        failed: tuple[str, ...] = (),
+    ) -> Steps:
+        delivered, waited = self._take_report()
+        question = GetSteps(
             session=self.opened.session,
             dp_rank=self.request.dp_rank,
             first_step=first_step,
             count=count,
             done_step=delivered.step,
             done_micro_step=delivered.micro_step,
-            wait_s=0.0,
+            wait_s=wait_s,
             peer=self.request.peer,
+            waited_s=waited[0],
+            waited_workers_s=waited[1],
+            failed=failed,
         )
+        try:
+            return call(question, wait_s + GRACE_S)
+        except Exception:
+            self.add_waited(*waited)
+            raise
 
     def report(self, *, closing: bool = False, timeout_s: float = GRACE_S) -> None:
         """Progress when nothing else is asked for. A coordinator that is away is no error."""
@@ -290,14 +294,13 @@ class Session:
         problem: DataServiceError,
         patience: Patience,
     ) -> None:
-        answered = isinstance(problem, StorageError)  # the worker is well, its store is not
         self._drop_worker(endpoint)
         try:
             steps = self.get_steps(
                 step,
                 max(known) - step + 1,
                 wait_s=patience.left_s(1.0),
-                failed=() if answered else (endpoint,),
+                failed=() if problem.answered else (endpoint,),  # one that is slow is no lost one
             )
         except PASSING as error:
             LOG.info("coordinator %s: %s", self.endpoint, error)
@@ -378,8 +381,7 @@ class Session:
 
     def _is_moved(self, fetch: Fetch) -> bool:
         """Whether the coordinator names another worker for the pack by now."""
-        question = self._question(fetch.step, 1, self.delivered)
-        steps: Steps = self._coordinator.call(question, timeout_s=GRACE_S)
+        steps = self._steps(self._coordinator.call, fetch.step, 1, wait_s=0.0)
         return any(
             cells.cells[fetch.micro_step][fetch.number].endpoint != fetch.endpoint
             for cells in steps.steps

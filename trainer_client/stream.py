@@ -22,6 +22,7 @@ from dataservice.errors import ConfigError, DataServiceError, ResumeRefused, Wir
 from dataservice.rpc.client import checked_endpoint
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
+from dataservice.wire.states import sealed
 from trainer_client.agreement import (
     SharedRunId,
     check_alignment,
@@ -368,7 +369,9 @@ class PackStream(IterableDataset[MicroBatch]):
         """
         if self._state is None:
             return {}
-        state: dict[str, Any] = decode_plain(encode(self._state), what="state")
+        is_loaded = self._state is self._request.state
+        saved = self._state if is_loaded else sealed(self._state)
+        state: dict[str, Any] = decode_plain(encode(saved), what="state")
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

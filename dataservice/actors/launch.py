@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import select
 import signal
 import socket
@@ -78,8 +77,7 @@ def running_service(
     with joined_ray(address, resource=workers.resource, num_cpus=cpus):
         from dataservice.actors.supervisor import Supervisor
 
-        own_cores = len(os.sched_getaffinity(0)) if address is None else None
-        supervisor = Supervisor(config, own_cores=own_cores)
+        supervisor = Supervisor(config, own_ray=address is None)
         try:
             yield Service(supervisor, supervisor.start(given_up))
         finally:

@@ -169,15 +169,14 @@ def _locked(descriptor: int) -> bool | None:
 def _watch(folder: Path, owner: Owner, sign: Sign) -> None:
     """Returns when the owner has released the folder, or was silent for long enough."""
     until = time.monotonic() + WATCH_LEASES * owner.lease_s
-    seen = sign
-    while not seen.released and time.monotonic() < until:
-        if seen != sign:
-            raise _held(folder, (owner, seen))
+    while not sign.released and time.monotonic() < until:
         time.sleep(owner.lease_s / _POLLS_A_LEASE)
         found = _read(folder / OWNER)
         if found is None or found[0] != owner:
             raise _held(folder, found)
-        seen = found[1]
+        if found[1] != sign and not found[1].released:
+            raise _held(folder, found)
+        sign = found[1]
 
 
 def _put(folder: Path, owner: Owner) -> int:

@@ -32,7 +32,6 @@ from dataservice.actors.plan_messages import (
     StepRequest,
 )
 from dataservice.actors.quiet_gc import keep_gc_quiet
-from dataservice.actors.resuming import sealed
 from dataservice.actors.shard_needs import ShardNeeds
 from dataservice.actors.spec_makers import SpecMakers
 from dataservice.actors.step_specs import specs_of_step
@@ -67,7 +66,7 @@ def cursor_state(
     ranks_per_node: int = 0,
     excluded: str = "",
 ) -> CursorState:
-    state = CursorState(
+    return CursorState(
         step=cursor.step,
         phase=cursor.phase,
         phase_digest=plan.phase_digests[cursor.phase],
@@ -78,7 +77,6 @@ def cursor_state(
         ranks_per_node=ranks_per_node,
         excluded=excluded,
     )
-    return sealed(state)
 
 
 def cursor_of(state: CursorState) -> Cursor:

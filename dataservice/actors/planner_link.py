@@ -236,7 +236,8 @@ async def _whole(reply: PlanReply, pipe: asyncio.StreamReader) -> PlanReply:
 
 async def _abort(process: asyncio.subprocess.Process) -> None:
     """It prints its stacks, if it still can, and ends."""
-    process.send_signal(signal.SIGABRT)
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGABRT)
     try:
         async with asyncio.timeout(ABORT_S):
             await process.wait()

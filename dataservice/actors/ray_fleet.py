@@ -7,6 +7,7 @@ by the coordinator's leases; Ray only starts, kills and reports ends, which the 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -51,7 +52,10 @@ class _Actor:
     """Object reference of its `run()`: done when the actor has ended."""
     seen: float
     """Monotonic time when it was started or last known to the coordinator."""
+    came_up: bool = False
+    """Whether some coordinator has known it."""
     registered: bool = False
+    """With this one."""
     came: Any = None
     """Object reference of the node that it came up on, while that is not known."""
 
@@ -63,16 +67,13 @@ Tell = Callable[[FleetNews], FleetView]
 class RayFleet:
     """Used by one thread, its supervisor's."""
 
-    def __init__(self, config: Config, endpoint: str, *, own_cores: int | None = None) -> None:
-        """`own_cores`: see `data_nodes`."""
+    def __init__(self, config: Config, endpoint: str, *, own_ray: bool) -> None:
         self._config = config
         # a Ray of our own has it from this process; asking costs seconds where a node just came up
-        self._environment = (
-            {} if own_cores is not None else {"runtime_env": {"env_vars": ENVIRONMENT}}
-        )
+        self._environment = {} if own_ray else {"runtime_env": {"env_vars": ENVIRONMENT}}
         self._config_json = config_to_json(config)
         self._endpoint = endpoint
-        self._own_cores = own_cores
+        self._own_cores = len(os.sched_getaffinity(0)) if own_ray else None
         self._last: FleetView | None = None
         self._full_until: dict[str, float] = {}
         """Monotonic, by node on which a worker did not come up."""
@@ -207,14 +208,14 @@ class RayFleet:
         now = time.monotonic()
         for name, actor in list(group.items()):
             if name in known:
-                actor.seen, actor.registered = now, True
+                actor.seen, actor.came_up, actor.registered = now, True, True
                 continue
             if actor.came is not None:
                 continue  # Ray has no node for it yet
             grace = SILENT_LEASES * lease_s if actor.registered else START_GRACE_S
             if now - actor.seen > grace:
                 _LOG.warning("%s is silent: it is killed and replaced", name)
-                if not actor.registered:
+                if not actor.came_up:
                     self._full_until[actor.node] = now + FULL_S
                 ray.kill(actor.handle)
                 del group[name]

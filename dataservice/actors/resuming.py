@@ -6,41 +6,18 @@ service can have saved, or that was changed since, is refused before anything is
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import replace
-
 from dataservice.actors.plan_messages import PlanInfo
 from dataservice.actors.policies import check_policy, decoder_and_policy
 from dataservice.core.exclusions import Exclusions
 from dataservice.core.limits import MAX_STEP_PACKS
 from dataservice.core.settings import Grid
 from dataservice.errors import ResumeRefused
-from dataservice.wire.messages import CursorState, ResumeState
+from dataservice.wire.messages import ResumeState
+from dataservice.wire.states import seal_of
 
 STATE_VERSION = 3
 LARGEST_COUNT = 1 << 40
 """Steps, packs, windows and samples that no run reaches."""
-
-
-def sealed(cursor: CursorState) -> CursorState:
-    """With the seal of its place in the plan."""
-    return replace(cursor, seal=seal_of(cursor))
-
-
-def seal_of(cursor: CursorState) -> str:
-    """Of where the cursor stands in the plan. That its packs fit its lanes is known to nobody but
-    who planned them all, so the planner says so with this; it is no secret."""
-    place = [
-        cursor.phase_digest,
-        cursor.step,
-        cursor.phase,
-        cursor.next_pack,
-        cursor.lanes,
-        cursor.next_lane,
-    ]
-    text = json.dumps(place, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def check_excluded(
@@ -99,8 +76,6 @@ def check_state(
             "plan cannot be changed; use a state that was saved between steps",
         )
     _check_shape(state, plan)
-    if cursor.seal != seal_of(cursor):
-        raise _damaged("a place in the plan with the seal", cursor.seal or "none", seal_of(cursor))
     check_excluded(
         saved=cursor.excluded,
         exclude=exclude,
@@ -129,6 +104,8 @@ def check_state(
             f"it was saved inside step {state.cursor.step} (micro-step {state.micro_step}); "
             "use the same sizes, or a state that was saved between steps",
         )
+    if state.seal != (seal := seal_of(state)):
+        raise _damaged("the seal", state.seal or "none", seal)
 
 
 def _damaged(what: str, saved: object, expected: str) -> ResumeRefused:

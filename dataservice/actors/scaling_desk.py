@@ -97,8 +97,9 @@ class ScalingDesk:
         self._stats = {w: seat.stats for w, seat in seats.items() if seat.stats is not None}
         usable = [seat for seat in seats.values() if not seat.draining]
         served = sum(
-            stats.served_packs - (before[w].served_packs if w in before else 0)
+            stats.served_packs - before[w].served_packs
             for w, stats in self._stats.items()
+            if w in before
         )
         busy = [
             min(1.0, (stats.busy_s - before[w].busy_s) / (seconds * max(1, stats.decode_threads)))

@@ -1,15 +1,16 @@
 """What must outlive the coordinator: holes, the session, placements; kept in one journal file.
 
 Invariants: a record is on disk before the method that wrote it returns, and only while the folder
-is still this coordinator's; records of another plan
-digest are ignored, but runs once fenced stay fenced; a placement holds from its step on until the
-next one, and steps below `planned_until` may have been handed out.
+is still this coordinator's; records of another plan digest are ignored, but runs once fenced stay
+fenced; a placement holds from its step on until the next one, and steps below `planned_until` may
+have been handed out.
 """
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from dataservice.wire.schema import decode, encode
 
 JOURNAL = "coordinator.journal"
 """Its name in `state_dir`."""
+_FRESH = ".new"
+"""Ends the name of a journal that is to be put in the place of another."""
 MOST_HOMES = 64
 """Placements kept of a session when the journal is rewritten; steps handed out span a few."""
 STEPS_A_RECORD = 16
@@ -147,8 +150,11 @@ class StateLog(Recorded):
         that writes raises JobHeld once it is lost, and StorageError where nothing can be written,
         after which it may be called again."""
         self.ownership = ownership
-        self._journal, records = Journal.open(path)
         self._path = path
+        self._fresh = f"{path}.{ownership.owner.nonce}{_FRESH}" if ownership else f"{path}{_FRESH}"
+        for left in glob.glob(f"{glob.escape(path)}*{_FRESH}"):
+            Path(left).unlink(missing_ok=True)  # so that its writer cannot put it in place any more
+        self._journal, records = Journal.open(path)
         super().__init__(records)
         self._handed_until = self.session.planned_until if self.session is not None else 0
         """Steps of the session below this may have been handed out before this start."""
@@ -170,33 +176,36 @@ class StateLog(Recorded):
 
     def _rewrite(self) -> None:
         """Puts in place of the journal one that holds only what still counts."""
-        fresh = self._path + ".new"
-        Path(fresh).unlink(missing_ok=True)
-        journal, _ = Journal.open(fresh)
-        journal.append(
-            {
-                "kind": "epoch",
-                "digest": self.digest,
-                "generation": self._generation,
-                "job": self.job,
-            }
-        )
-        journal.append({"kind": "fenced", "runs": sorted(self.fenced_runs)})
-        for hole in self.holes:
-            journal.append(_hole_record(hole))
-        if self.lane_holders:
-            journal.append(_lanes_record(self.lane_holders))
-        if self.session is not None:
-            journal.append(_session_record(self.session))
-            for step, homes in self.session.homes[-MOST_HOMES:]:
-                journal.append(_homes_record(step, homes))
-            journal.append(_planned_record(self.session.planned_until, self.session.excluded))
+        journal, _ = Journal.open(self._fresh)
+        journal.append(*self._records())
         self._check_ownership()
-        os.replace(fresh, self._path)
+        try:
+            os.replace(self._fresh, self._path)
+        except FileNotFoundError:
+            self._check_ownership()  # whoever has taken the folder has removed it
+            raise
         sync_folder(os.path.dirname(self._path) or ".")
         self._journal.close()
         self._journal, journal.path = journal, self._path
         self._check_ownership()
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """All that still counts."""
+        yield {
+            "kind": "epoch",
+            "digest": self.digest,
+            "generation": self._generation,
+            "job": self.job,
+        }
+        yield {"kind": "fenced", "runs": sorted(self.fenced_runs)}
+        yield from map(_hole_record, self.holes)
+        if self.lane_holders:
+            yield _lanes_record(self.lane_holders)
+        if self.session is not None:
+            yield _session_record(self.session)
+            for step, homes in self.session.homes[-MOST_HOMES:]:
+                yield _homes_record(step, homes)
+            yield _planned_record(self.session.planned_until, self.session.excluded)
 
     def _append(self, record: dict[str, Any]) -> None:
         self._journal.append(record)

@@ -45,15 +45,15 @@ STOP_TIMEOUT_S = 10.0
 
 
 class Supervisor:
-    def __init__(self, config: Config, *, own_cores: int | None = None) -> None:
-        """`own_cores`: of this machine, where Ray is our own."""
+    def __init__(self, config: Config, *, own_ray: bool) -> None:
         self.coordinator = RayCoordinator(config)
         self.failure: DataServiceError | None = None
         """Why the service has ended, once it has."""
         self.head_lost = False
         self.restarts = 0
         """Of the coordinator."""
-        self._config, self._own_cores = config, own_cores
+        self._config = config
+        self._own_ray = own_ray
         self._fleet: RayFleet | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -67,7 +67,7 @@ class Supervisor:
         ServiceUnavailable once `given_up`."""
         self.coordinator.start(given_up)
         self._up_since = time.monotonic()
-        self._fleet = RayFleet(self._config, self.coordinator.endpoint, own_cores=self._own_cores)
+        self._fleet = RayFleet(self._config, self.coordinator.endpoint, own_ray=self._own_ray)
         self._thread.start()
         return self.coordinator.endpoint
 

@@ -1,4 +1,8 @@
-"""Waiting for a change of shared state inside one event loop, and tasks that must not end."""
+"""Waiting for a change of shared state inside one event loop, and tasks that must not end.
+
+Invariants: every wait has an end; who is told of a change looks at the state again, for another may
+have been told before.
+"""
 
 from __future__ import annotations
 

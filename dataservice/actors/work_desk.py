@@ -189,8 +189,11 @@ class WorkDesk:
             active = session.steps[entry.step]
             pack_id = active.planned.pack_ids[entry.pack]
             before = active.suspicions.get(entry.pack, Suspicion())
+            unheard_of = entry.sequence > stats.after_sequence  # given since it told its reach
             now = after_loss(
-                before, in_reach=pack_id in reach, under_build=pack_id == seat.builds_alone
+                before,
+                in_reach=pack_id in reach or unheard_of,
+                under_build=pack_id == seat.builds_alone,
             )
             active.suspicions[entry.pack] = now
             found += now.isolated

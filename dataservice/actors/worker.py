@@ -2,9 +2,8 @@
 gRPC or, on its own host, through shared memory.
 
 Invariants: it owns nothing that another worker could not build again; ready bytes are bounded;
-a hole is decided by the coordinator before the pack that has it may be served; a worker whose lease
-ended registers anew and starts from nothing; one with too many threads that hang in pictures says
-so, hands its packs over and ends, and no such thread keeps it from ending.
+a worker whose lease ended registers anew and starts from nothing; one with too many threads that
+hang in pictures says so, hands its packs over and ends, and no such thread keeps it from ending.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from dataservice.actors.build_queue import Job
+from dataservice.actors.building import Builders
 from dataservice.actors.member import CALL_TIMEOUT_S, PULL_WAIT_S, RETRY_S, Member
 from dataservice.actors.pack_specs import spec_of
 from dataservice.actors.waiting import Changes
 from dataservice.actors.worker_memory import resident_bytes
-from dataservice.actors.worker_tools import IDLE_S, WorkerTools, encoded
+from dataservice.actors.worker_tools import IDLE_S, WorkerTools
 from dataservice.config import config_from_json
 from dataservice.core.packspec import TOKEN_BYTES
 from dataservice.errors import (
@@ -34,9 +33,6 @@ from dataservice.errors import (
     LeaseLost,
     ServiceUnavailable,
     SessionFenced,
-    StaleIndexError,
-    StorageError,
-    StorageTimeout,
 )
 from dataservice.pipeline.images import check_decoders, decoder_fingerprint
 from dataservice.rpc.local_server import LocalServer, start_local_server
@@ -45,10 +41,8 @@ from dataservice.wire.encoded import EncodedPack
 from dataservice.wire.messages import (
     Assignment,
     GetAssignment,
-    PackFailed,
     PullWork,
     RegisterWorker,
-    ReportHoles,
     StreamPack,
     Work,
     WorkerRegistered,
@@ -58,19 +52,9 @@ _LOG = logging.getLogger(__name__)
 
 STOP_S = 5.0
 """That clients have to fetch what they are waiting for when the worker ends."""
-
 GOODBYE_S = 2.0
 MOST_IN_REACH = 64
 """Packs that a worker names as those that it may be building."""
-
-
-def builders(decode_threads: int) -> list[tuple[str, bool]]:
-    """Name, and whether it builds text-only packs alone, of each builder thread.
-
-    A pack often has one picture, so there are as many as decode threads, and one that waits for
-    storage, checks and frames meanwhile; text-only packs have one more that no picture holds up.
-    """
-    return [*((f"builder-{i}", False) for i in range(decode_threads + 1)), ("builder-text", True)]
 
 
 class Worker:
@@ -102,9 +86,7 @@ class Worker:
         self._lease = 0
         self._lease_s = 2.0
         self._sequence = 0
-        self._built = self._built_before = 0
-        self._images = 0
-        self._stalls = 0
+        self._built_before = 0
         self._served_packs = 0
         self._served_bytes = 0
         self._stopping = False
@@ -114,9 +96,9 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._local: LocalServer | None = None
         self._tools: WorkerTools | None = None
+        self._builders: Builders | None = None
         self._threads: list[threading.Thread] = []
-        self._builders: list[threading.Thread] = []
-        """Of those, the ones that build packs."""
+        """Those of the builders, and one that counts."""
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -179,19 +161,16 @@ class Worker:
             self._returned.clear()
             return
         self._tools = WorkerTools(config_from_json(seat.config), self._wake, self._ask, self._seat)
-        names = builders(self._tools.decode_threads)
-        runs: list[tuple[str, Callable[[], None]]] = [
-            (name, partial(self._build_loop, text_only)) for name, text_only in names
-        ]
+        self._builders = Builders(self._tools, self._ask, self._seat)
+        self._threads = [*self._builders.threads]
         if self._tools.counting is not None:
-            runs.append(("counting", self._tools.counting.run))
-        self._threads = [threading.Thread(target=target, name=name) for name, target in runs]
-        self._builders = self._threads[: len(names)]
+            counting = threading.Thread(target=self._tools.counting.run, name="counting")
+            self._threads.append(counting)
         for thread in self._threads:
             thread.start()
 
     def _pull_request(self) -> PullWork:
-        tools = self.tools
+        tools, builders = self.tools, self.builders
         ready_bytes, ready_packs, queued = tools.queue.figures()
         return PullWork(
             worker_id=self.worker_id,
@@ -202,32 +181,32 @@ class Worker:
             ready_bytes=ready_bytes,
             ready_packs=ready_packs,
             queued_packs=queued,
-            built_packs=self._built,
+            built_packs=builders.built,
             served_packs=self._served_packs,
             served_bytes=self._served_bytes,
             decode_s=tools.decode_s,
             read_origin_bytes=tools.reader.origin_bytes,
             read_staged_bytes=tools.reader.staged_bytes,
-            images=self._images,
-            storage_stalls=self._stalls,
+            images=builders.images,
+            storage_stalls=builders.stalls,
             storage_retries=tools.reader.retries,
             stuck_reads=tools.reader.stuck_reads,
             stuck_decodes=tools.stuck_decodes,
             memory_bytes=resident_bytes(),
-            retiring=self._retire_if_stuck(tools),
+            retiring=self._retire_if_stuck(tools, builders),
             counting=() if tools.counting is None else tools.counting.held(),
-            reach=self._reach(tools),
+            reach=self._reach(tools, builders),
             busy_s=tools.queue.busy_s(),
             decode_threads=tools.decode_threads,
             returned=tuple(self._returned),
         )
 
-    def _reach(self, tools: WorkerTools) -> tuple[str, ...]:
+    def _reach(self, tools: WorkerTools, builders: Builders) -> tuple[str, ...]:
         """What it may be building until the coordinator hears of it again, as fast as of late."""
-        built, self._built_before = self._built - self._built_before, self._built
-        return tools.queue.reach(min(MOST_IN_REACH, len(self._builders) + 2 * built))
+        built, self._built_before = builders.built - self._built_before, builders.built
+        return tools.queue.reach(min(MOST_IN_REACH, len(builders.threads) + 2 * built))
 
-    def _retire_if_stuck(self, tools: WorkerTools) -> str:
+    def _retire_if_stuck(self, tools: WorkerTools, builders: Builders) -> str:
         """Why this worker wants to end; "" while it does not.
 
         Nothing but the end of the process gives a thread back that hangs in a decoder. The packs
@@ -240,7 +219,7 @@ class Worker:
             )
             _LOG.warning("worker %s builds no more packs: %s", self.worker_id, self._retiring)
             tools.queue.close()
-        building = any(thread.is_alive() for thread in self._builders)
+        building = any(thread.is_alive() for thread in builders.threads)
         return "" if building else self._retiring
 
     def _take(self, work: Work) -> None:
@@ -278,85 +257,22 @@ class Worker:
     @property
     def tools(self) -> WorkerTools:
         if self._tools is None:
-            raise ServiceUnavailable(f"worker {self.worker_id} has not joined the service yet")
+            raise self._not_joined()
         return self._tools
+
+    @property
+    def builders(self) -> Builders:
+        if self._builders is None:
+            raise self._not_joined()
+        return self._builders
+
+    def _not_joined(self) -> ServiceUnavailable:
+        return ServiceUnavailable(f"worker {self.worker_id} has not joined the service yet")
 
     def _wake(self) -> None:
         """From any thread: wakes everybody who waits in the event loop."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._changes.notify)
-
-    # ---- building ----------------------------------------------------------------------------
-
-    def _build_loop(self, text_only: bool) -> None:
-        tools = self.tools
-        while (job := tools.queue.take(text_only=text_only)) is not None:
-            self._build_one(tools, job)  # whose pack is not held here until the next one
-
-    def _build_one(self, tools: WorkerTools, job: Job) -> None:
-        try:
-            pack = self._build(tools, job)
-        except Exception as error:
-            if not tools.closed:
-                self._build_failed(tools, job, error)
-            return
-        self._built += 1
-        self._images += sum(item.kept_images for item in job.spec.items)
-        tools.queue.finish(job, pack)
-
-    def _build(self, tools: WorkerTools, job: Job) -> EncodedPack:
-        holes = job.holes
-        if job.alone:
-            begun = self._ask(self._get_assignment(job.session, job.pack_id, begins=True))
-            holes = {**holes, **begun.holes}
-        while True:
-            built = tools.build(job, holes)
-            if not built.new_holes:
-                return encoded(built)
-            # decided by the coordinator before anybody may see the pack: the first report wins
-            decided = self._ask(
-                ReportHoles(
-                    worker_id=self.worker_id,
-                    lease=self._lease,
-                    pack_id=job.pack_id,
-                    holes=built.new_holes,
-                )
-            )
-            holes = {**holes, **decided.holes}
-
-    def _build_failed(self, tools: WorkerTools, job: Job, error: Exception) -> None:
-        if isinstance(error, StorageTimeout):
-            self._stalls += 1
-        if isinstance(error, StorageError | StaleIndexError):
-            _LOG.warning("pack %s: %s", job.pack_id, error)
-        else:
-            _LOG.exception("pack %s", job.pack_id)
-        reason = f"{type(error).__name__}: {error}"
-        tools.queue.fail(job, StorageError(f"worker {self.worker_id}: {reason}"))
-        try:
-            self._ask(
-                PackFailed(
-                    worker_id=self.worker_id,
-                    lease=self._lease,
-                    session=job.session,
-                    pack_id=job.pack_id,
-                    reason=reason,
-                    fatal=isinstance(error, StaleIndexError),
-                )
-            )
-        except Exception as unheard:
-            _LOG.warning(
-                "the coordinator did not hear that pack %s failed: %s", job.pack_id, unheard
-            )
-
-    def _get_assignment(self, session: int, pack_id: str, *, begins: bool = False) -> GetAssignment:
-        return GetAssignment(
-            worker_id=self.worker_id,
-            lease=self._lease,
-            session=session,
-            pack_id=pack_id,
-            begins=begins,
-        )
 
     def _seat(self) -> tuple[str, int]:
         return self.worker_id, self._lease
@@ -420,7 +336,12 @@ class Worker:
             return
         try:
             assignment = await self._member.call(
-                self._get_assignment(request.session, request.pack_id)
+                GetAssignment(
+                    worker_id=self.worker_id,
+                    lease=self._lease,
+                    session=request.session,
+                    pack_id=request.pack_id,
+                )
             )
         except LeaseLost as error:
             raise ServiceUnavailable(f"worker {self.worker_id} joins anew: {error}") from error

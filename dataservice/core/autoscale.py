@@ -1,8 +1,8 @@
 """How many workers there should be, from what trainers waited for them and how busy they were.
 
 Invariants: a pure function of its state and one period's figures, and so are its words; the target
-stays within its bounds; a number set by hand is never changed; nothing grows while workers are
-starting, while the present ones have time left, or after more of them brought nothing.
+stays within its bounds; nothing grows while workers are starting, while the present ones have time
+left, or after more of them brought nothing.
 
 While workers are what holds trainers up, n of them give a share 1 - w of what is wanted, w being
 the share of their time that trainers wait: n / (1 - w) are needed. Where nobody waits, the busy
@@ -103,9 +103,12 @@ class State:
     not_fewer: Pause = field(default_factory=Pause)
     """Before so few are tried again."""
     base: tuple[int, float] | None = None
-    """Workers, and packs a second, from which the number has grown; None since nobody waits."""
+    """Workers, and packs a second, from which the number has grown; None once nobody has waited for
+    QUIET_S."""
     not_more: Pause = field(default_factory=Pause)
-    """Before more are tried again, which brought nothing."""
+    """Before more are tried again, which brought nothing; over once nobody has waited for QUIET_S
+    and workers have time left: after a pause of the trainers nobody waits for a while, whatever the
+    workers give."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,10 +119,6 @@ class Decision:
     @property
     def target(self) -> int:
         return self.state.target
-
-
-def by_hand(workers: int) -> Decision:
-    return Decision(state=State(target=workers), reason=f"{workers} set by hand")
 
 
 def decide(state: State, period: Period, limits: Limits) -> Decision:
@@ -175,11 +174,11 @@ def _while_waiting(state: State, period: Period, limits: Limits) -> Decision:
         too_few=(have, period.packs_per_s),
         not_fewer=state.not_fewer.begun(longer=state.shrunk),
     )
-    if state.base is None or have < state.base[0]:
+    if state.base is None or have <= state.base[0]:
         state = replace(state, base=(have, period.packs_per_s))
     elif have >= GAIN_AFTER * state.base[0]:
         before, rate = state.base
-        if period.packs_per_s < rate * (1 + SLOW_GAIN * (have / before - 1)):
+        if period.packs_per_s <= rate * (1 + SLOW_GAIN * (have / before - 1)):
             state = replace(state, not_more=state.not_more.begun(longer=True))
             reason = f"{waits}; {have} workers bring no more than {before} did: back to {before}"
             back = _changed(state, max(before, limits.least), reason)
@@ -203,7 +202,10 @@ def _while_quiet(state: State, period: Period, limits: Limits) -> Decision:
         reason = f"nobody waits; {period.draining} workers are still draining"
         return Decision(state=replace(state, quiet_s=0.0), reason=reason)
     quiet_s = state.quiet_s + period.seconds
-    state = replace(state, quiet_s=quiet_s, settling=False, base=None, not_more=Pause())
+    state = replace(state, quiet_s=quiet_s, settling=False)
+    if quiet_s >= QUIET_S:
+        idle = period.busy_share < BUSY_AT_MOST
+        state = replace(state, base=None, not_more=Pause() if idle else state.not_more)
     fewer = _fewer(state, period, limits)
     seen = (
         f"nobody waits, workers are busy {period.busy_share:.0%}, "

@@ -109,6 +109,7 @@ def error_of(
     body = fields.get(ERROR_BODY_KEY)
     if cls is not None and isinstance(body, bytes):
         error = _rebuilt(cls, decode(ErrorBody, body))
+        error.answered = True
         error.add_note(f"answered by {call}")
         return error
     return _meaning(code, f"{call}: {details or code.name}", call, timeout_s)

@@ -6,7 +6,6 @@ were used last.
 
 from __future__ import annotations
 
-import bisect
 import os
 import posixpath
 from collections.abc import Sequence
@@ -152,18 +151,13 @@ class IndexShard:
 
 
 class IndexSource:
-    """Its shards, and where their rows begin."""
+    """Its shards, in the order of their rows."""
 
     def __init__(self, index: Index, entry: SourceEntry) -> None:
         self.entry = entry
-        self.starts = [0, *accumulate(shard.num_samples for shard in entry.shards)]
-        """Row number of each shard's first sample, and the source's number of samples."""
+        firsts = accumulate((shard.num_samples for shard in entry.shards), initial=0)
         self.shards = [
             index.make_shard(entry, shard, first)
-            for shard, first in zip(entry.shards, self.starts, strict=False)
+            for shard, first in zip(entry.shards, firsts, strict=False)
         ]
         self.stats = index.stats_of(entry)
-
-    def locate(self, row: int) -> tuple[IndexShard, int]:
-        number = bisect.bisect_right(self.starts, row) - 1
-        return self.shards[number], row - self.starts[number]

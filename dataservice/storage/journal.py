@@ -2,15 +2,16 @@
 
 A record is a mark, the payload's length, a CRC-32 over length and payload, and the payload
 (msgpack). Invariants: `append` returns once the record is on disk; after a crash the file holds
-every record that `append` returned for and at most one that it did not; what a crash can leave (an
-unfinished last record) is cut off when opened, damage before a good record is refused, so that no
-acknowledged record before others is lost in silence; one process writes at a time.
+every record that `append` returned for, and of others at most those of one call; what a crash can
+leave (an unfinished last record) is cut off when opened, damage before a good record is refused, so
+that no acknowledged record before others is lost in silence; one process writes at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import struct
 import zlib
@@ -20,6 +21,8 @@ import msgpack
 
 from dataservice.errors import StorageError
 from dataservice.storage.tables import sync_folder
+
+_LOG = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _FILE_MARK = b"vlm-dataservice journal 1\n"
@@ -43,7 +46,8 @@ class Journal:
     def open(cls, path: str) -> tuple[Journal, list[dict[str, Any]]]:
         """The journal, made if missing, and its records in order.
 
-        Raises JournalDamaged, and StorageError when another process has it open.
+        Raises JournalDamaged, and StorageError when another process has it open, as far as the file
+        system has locks.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -51,6 +55,8 @@ class Journal:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StorageError(f"journal {path} is open in another process") from None
+            except OSError as error:  # a file system without locks, such as Lustre's default
+                _LOG.warning("journal %s cannot be locked: %s", path, error)
             data = _read_all(fd)
             if data != _FILE_MARK and _FILE_MARK.startswith(data):
                 _write_all(fd, _FILE_MARK, 0)
@@ -71,20 +77,23 @@ class Journal:
     def size_bytes(self) -> int:
         return self._end
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Make the record durable. Raises StorageError; the file then is as it was before."""
-        payload = msgpack.packb(record)
-        if len(payload) > MAX_RECORD_BYTES:
-            raise ValueError(f"a journal record of {len(payload)} bytes, over {MAX_RECORD_BYTES}")
-        head = _HEAD.pack(_RECORD_MARK, len(payload), _checksum(payload))
+    def append(self, *records: dict[str, Any]) -> None:
+        """Make the records durable. Raises StorageError; the file then is as it was before.
+
+        Several only into a file that a crash loses as a whole: they come to the disk in any order.
+        """
+        framed = [_framed(record) for record in records]
+        end = self._end
         try:
-            _write_all(self._fd, head + payload, self._end)
+            for data in framed:
+                _write_all(self._fd, data, end)
+                end += len(data)
             os.fsync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):  # what is left there is written over, or cut off
                 os.ftruncate(self._fd, self._end)
             raise StorageError(f"journal {self.path} cannot be written: {error}") from error
-        self._end += len(head) + len(payload)
+        self._end = end
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -130,6 +139,13 @@ def _parse(path: str, data: bytes) -> tuple[list[dict[str, Any]], int]:
         records.append(record)
         at += _HEAD.size + len(payload)
     return records, at
+
+
+def _framed(record: dict[str, Any]) -> bytes:
+    payload: bytes = msgpack.packb(record)
+    if len(payload) > MAX_RECORD_BYTES:
+        raise ValueError(f"a journal record of {len(payload)} bytes, over {MAX_RECORD_BYTES}")
+    return _HEAD.pack(_RECORD_MARK, len(payload), _checksum(payload)) + payload
 
 
 def _unpack(payload: bytes) -> dict[str, Any] | None:

@@ -48,8 +48,6 @@ class CursorState:
     excluded: str = ""
     """What was excluded of all that was handed out before, and of the step itself where it was
     begun, as `core.exclusions` has it."""
-    seal: str = ""
-    """The planner's, of the place in the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +103,8 @@ class ResumeState:
     dp_size: int
     micro_steps: int
     packs_per_cell: int
+    seal: str = ""
+    """See `wire.states`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

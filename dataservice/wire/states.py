@@ -1,18 +1,31 @@
-"""Saved states inside of what trainers save.
+"""Saved states: their seal, and where they stand inside of what trainers save.
 
-Invariants: only what is a whole state counts, wherever it stands; nothing else is looked at.
+Invariants: a state that is changed in any of its values no longer has the seal of it, which is no
+secret; only what is a whole state counts, wherever it stands; nothing else is looked at.
 """
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 from dataservice.errors import WireError
 from dataservice.wire.messages import ResumeState
-from dataservice.wire.schema import decode, encode_plain
+from dataservice.wire.schema import decode, encode, encode_plain
 
 _NAMES = frozenset({"version", "job", "plan_digest", "cursor", "micro_step", "dp_size"})
 MOST_DEPTH = 32
+
+
+def sealed(state: ResumeState) -> ResumeState:
+    return replace(state, seal=seal_of(state))
+
+
+def seal_of(state: ResumeState) -> str:
+    """Of all else in it: that its packs fit its lanes, or how far into its step it is, is known to
+    nobody but who saved it."""
+    return hashlib.sha256(encode(replace(state, seal=""))).hexdigest()[:32]
 
 
 def states_in(value: Any) -> list[ResumeState]:

@@ -17,7 +17,6 @@ from dataservice.actors.plan_messages import (
     PlannedStep,
     StepRequest,
 )
-from dataservice.actors.resuming import sealed
 from dataservice.actors.state_log import StateLog
 from dataservice.config import Config
 from dataservice.core.packspec import ImageSpec, ItemSpec, PackSpec, ShardRef
@@ -44,16 +43,14 @@ DIGEST, PHASE = "d" * 64, "e" * 64
 
 
 def cursor_at(step: int, next_pack: int, homes: tuple[int, ...] = (-1, -1)) -> CursorState:
-    return sealed(
-        CursorState(
-            step=step,
-            phase=0,
-            phase_digest=PHASE,
-            next_pack=(next_pack,),
-            lanes=((step, 0), (step, 0)),
-            next_lane=(0,),
-            lane_homes=homes,
-        )
+    return CursorState(
+        step=step,
+        phase=0,
+        phase_digest=PHASE,
+        next_pack=(next_pack,),
+        lanes=((step, 0), (step, 0)),
+        next_lane=(0,),
+        lane_homes=homes,
     )
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,6 +108,28 @@ def test_a_silent_owner_is_superseded_and_writes_nothing_more(
     second.close()
 
 
+def test_an_owner_that_comes_back_at_the_last_moment_keeps_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = taken(tmp_path)
+    go_elsewhere(monkeypatch)
+    silent_until = time.monotonic() + (ownership.WATCH_LEASES - 0.5) * LEASE_S
+
+    def sleep(_: float) -> None:
+        """The first one is paused until just before the last look."""
+        if time.monotonic() < silent_until:
+            time.sleep(silent_until - time.monotonic())
+            return
+        first.renew()
+        time.sleep(LEASE_S)
+
+    monkeypatch.setattr(ownership, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with pytest.raises(JobHeld, match="epoch 1"):
+        taken(tmp_path)
+    first.check()
+    first.release()
+
+
 def test_an_owner_whose_file_is_gone_stops(tmp_path: Path) -> None:
     owner = taken(tmp_path)
     (tmp_path / OWNER).unlink()
@@ -131,3 +156,55 @@ def test_checking_is_cheap(tmp_path: Path) -> None:
     print(f"a check takes {per_check * 1e6:.0f} us")
     assert per_check < 0.005
     owner.release()
+
+
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_file_system_without_locks_will_do(tmp_path: Path) -> None:
+    path = str(tmp_path / JOURNAL)
+    first = StateLog(path, taken(tmp_path))
+    first.start_epoch("plan", "cats")
+    first.hole(HOLE)
+    began = time.monotonic()
+    second = StateLog(path, taken(tmp_path))  # which has watched the first one in vain
+    assert time.monotonic() - began >= 2 * LEASE_S
+    assert second.holes == [HOLE]
+    with pytest.raises(JobHeld, match="epoch 2"):
+        first.fence(["late"])
+    first.close()
+    second.close()
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_journal_that_was_rewritten_too_late_is_not_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / JOURNAL)
+    first = StateLog(path, taken(tmp_path))
+    seconds: list[StateLog] = []
+    replace = os.replace
+
+    def late(fresh: str, place: str) -> None:
+        """Its writer is paused here until another has taken over."""
+        monkeypatch.setattr(os, "replace", replace)
+        seconds.append(StateLog(path, taken(tmp_path)))
+        seconds[0].start_epoch("plan", "cats")
+        seconds[0].hole(HOLE)
+        replace(fresh, place)
+
+    monkeypatch.setattr(os, "replace", late)
+    with pytest.raises(JobHeld, match="epoch 2"):
+        first.start_epoch("plan", "cats")
+    first.close()
+    seconds[0].close()
+    third = StateLog(path, taken(tmp_path))
+    assert third.holes == [HOLE]
+    third.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [JOURNAL, LOCK, OWNER]

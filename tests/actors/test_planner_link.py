@@ -1,13 +1,14 @@
 import asyncio
 import dataclasses
 import os
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 from support.demo_config import demo_config, demo_settings, write_config
 
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
-from dataservice.actors.planner_link import PlannerProcess
+from dataservice.actors.planner_link import PlannerProcess, _abort
 from dataservice.config import Config, config_to_json, load_config
 from dataservice.errors import (
     DataServiceError,
@@ -124,3 +125,16 @@ def test_a_silent_process_prints_its_stacks_and_is_ended(
 
     asyncio.run(run())
     assert 'planner.py", line' in capfd.readouterr().err
+
+
+def test_a_process_that_ends_when_it_is_to_be_aborted_has_ended() -> None:
+    async def run() -> int | None:
+        process = await asyncio.create_subprocess_exec("true", stdin=PIPE, stdout=PIPE)
+        assert process.stdout is not None
+        await process.stdout.read()
+        await process.wait()
+        await asyncio.sleep(0)
+        await _abort(process)
+        return process.returncode
+
+    assert asyncio.run(run()) == 0

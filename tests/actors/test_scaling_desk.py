@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from actors.bench import Bench, on_bench
 from support.demo_config import demo_settings, write_config
 
-from dataservice.actors import waits
+from dataservice.actors import scaling_desk, waits
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.waits import Waits
 from dataservice.config import Config, load_config
@@ -31,7 +32,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(waits, "time", type("time", (), {"monotonic": staticmethod(clock)}))
+    for module in (waits, scaling_desk):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 
@@ -150,7 +152,8 @@ def test_waits_lead_to_more_workers_within_what_may_be_had(
             busy_s += 60.0
             bench.coordinator.shared.waits.note(session, 0, 0, 3.0)
             for number in range(len(bench.leases)):
-                await bench.pull(f"w{number}", session, 10**9, queued_packs=20, busy_s=busy_s)
+                figures = {"queued_packs": 20, "busy_s": busy_s, "served_packs": int(busy_s)}
+                await bench.pull(f"w{number}", session, 10**9, **figures)
             desk.look()
         assert desk.target == most
         status = (await bench.status())["scaling"]

@@ -13,6 +13,7 @@ from actors.bench import DIGEST, NUM_LANES, Bench, cursor_at, on_bench
 from dataservice.actors import work_desk
 from dataservice.actors.fleet_view import FleetNews
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
+from dataservice.actors.planning_ahead import PLANNER_RESTARTS
 from dataservice.actors.resuming import STATE_VERSION
 from dataservice.config import Config
 from dataservice.errors import (
@@ -28,6 +29,7 @@ from dataservice.wire.messages import (
     ResumeState,
 )
 from dataservice.wire.staging import RegisterStager
+from dataservice.wire.states import sealed
 
 
 @pytest.fixture
@@ -139,6 +141,10 @@ def test_a_planning_process_that_ends_is_replaced(config: Config, tmp_path: Path
         bench.planner.breaks = 2
         session = (await bench.open("run")).session
         assert (await bench.one(session, 0, done=0)).step == 0
+        for step in range(1, 20):  # of a run of months
+            bench.planner.breaks = 1
+            await bench.one(session, step, done=step)
+        assert (await bench.status())["counters"]["planners_lost"] > PLANNER_RESTARTS
 
     on_bench(config, tmp_path / "state", check)
 
@@ -279,16 +285,18 @@ def test_a_resumed_step_keeps_the_placement_it_was_handed_out_with(
     async def check(bench: Bench) -> None:
         await bench.worker("w0")
         cursor = dataclasses.replace(cursor_at(3, 6, (1, 0)), ranks_per_node=1)
-        state = ResumeState(
-            version=STATE_VERSION,
-            job="test",
-            plan_digest=DIGEST,
-            decoder="pil",
-            cursor=cursor,
-            micro_step=1,
-            dp_size=1,
-            micro_steps=2,
-            packs_per_cell=1,
+        state = sealed(
+            ResumeState(
+                version=STATE_VERSION,
+                job="test",
+                plan_digest=DIGEST,
+                decoder="pil",
+                cursor=cursor,
+                micro_step=1,
+                dp_size=1,
+                micro_steps=2,
+                packs_per_cell=1,
+            )
         )
         session = (await bench.open("run", micro_steps=2, state=state)).session
         await bench.one(session, 4, done=3)
@@ -322,9 +330,13 @@ def test_a_resumed_step_keeps_the_placement_it_was_handed_out_with(
         ({}, {"lane_homes": (0,)}, "1 values in lane_homes, should be 2"),
         ({}, {"lane_homes": (0, -7)}, "lane_homes -7"),
         ({"micro_step": 1}, {"ranks_per_node": 2}, "ranks_per_node 2"),
-        ({}, {"next_pack": (7,)}, "place in the plan with the seal"),
-        ({}, {"lanes": ((3, 1), (3, 0))}, "place in the plan with the seal"),
-        ({}, {"seal": ""}, "place in the plan with the seal none"),
+        ({}, {"next_pack": (7,)}, "the seal"),
+        ({}, {"lanes": ((3, 1), (3, 0))}, "the seal"),
+        ({}, {"step": 4}, "the seal"),
+        ({}, {"lane_homes": (0, 1)}, "the seal"),
+        ({"micro_step": 1}, {}, "the seal"),
+        ({"dp_size": 2}, {}, "the seal"),
+        ({"seal": ""}, {}, "the seal none"),
     ],
 )
 def test_a_damaged_state_is_refused_before_anything_is_planned(
@@ -332,18 +344,21 @@ def test_a_damaged_state_is_refused_before_anything_is_planned(
 ) -> None:
     async def check(bench: Bench) -> None:
         await bench.worker("w0")
-        good = ResumeState(
-            version=STATE_VERSION,
-            job="test",
-            plan_digest=DIGEST,
-            decoder="pil",
-            cursor=dataclasses.replace(cursor_at(3, 6), **inside),
-            micro_step=0,
-            dp_size=1,
-            micro_steps=2,
-            packs_per_cell=1,
+        good = sealed(
+            ResumeState(
+                version=STATE_VERSION,
+                job="test",
+                plan_digest=DIGEST,
+                decoder="pil",
+                cursor=cursor_at(3, 6),
+                micro_step=0,
+                dp_size=1,
+                micro_steps=2,
+                packs_per_cell=1,
+            )
         )
-        state = dataclasses.replace(good, **change)
+        cursor = dataclasses.replace(good.cursor, **inside)
+        state = dataclasses.replace(good, cursor=cursor, **change)
         with pytest.raises(ResumeRefused, match=f"{words}.*resume from another checkpoint"):
             await bench.open("run", micro_steps=2, state=state)
         assert bench.planner.asked == []

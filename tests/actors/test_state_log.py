@@ -1,3 +1,4 @@
+import dataclasses
 import os
 from pathlib import Path
 
@@ -135,3 +136,22 @@ def test_what_could_not_be_written_may_be_written_again(
     assert [step for step, _ in saved.homes] == [0]
     assert saved.planned_until == STEPS_A_RECORD
     assert saved.cursor == cursor(STEPS_A_RECORD)
+
+
+def test_a_rewrite_waits_for_the_disk_a_few_times_however_many_holes(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(path)
+    for number in range(300):
+        log.hole(dataclasses.replace(HOLE, key=f"s/a.jsonl@{number}#0"))
+    log.close()
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), fsync(fd)))
+    log = opened(path)
+    assert len(log.holes) == 300
+    assert len(synced) < 10
+    log.close()
+    log = opened(path)
+    assert [hole.key for hole in log.holes] == [f"s/a.jsonl@{number}#0" for number in range(300)]
+    log.close()

@@ -48,7 +48,7 @@ class FakeCoordinator:
 
 
 class FakeFleet:
-    def __init__(self, *_: object, own_cores: int | None) -> None:
+    def __init__(self, *_: object, own_ray: bool) -> None:
         self.anew = 0
         self.kept = threading.Semaphore(0)
 
@@ -72,7 +72,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     monkeypatch.setattr(supervisor, "RayFleet", FakeFleet)
     monkeypatch.setattr(supervisor, "PAUSES_S", (0.0,) * MOST_QUICK_ENDS)
     monkeypatch.setattr(supervisor, "head_answers", lambda: True)
-    made = Supervisor(None)
+    made = Supervisor(None, own_ray=False)
     yield made
     made.stop()
     assert "supervisor" not in [thread.name for thread in threading.enumerate()]

@@ -14,9 +14,10 @@ from support.demo_config import demo_config
 from support.harness import read_ranks
 from support.local_service import LocalService
 
-from dataservice.actors.session_desk import SessionDesk
+from dataservice.actors import waits
+from dataservice.actors.planning_ahead import PlanningAhead
 from dataservice.actors.worker_tools import WorkerTools
-from trainer_client import prefetch
+from trainer_client import prefetch, session, watching
 
 SLOW_S = 0.15
 
@@ -52,16 +53,67 @@ def test_waits_for_workers_that_build_slowly(
     assert share_waited(service) > 0.5
 
 
+def test_a_wait_is_told_while_it_lasts(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody seems to wait for packs that take long, but now and then."""
+    monkeypatch.setattr(watching, "QUIET_S", 0.2)
+    monkeypatch.setattr(watching, "LOOK_S", 0.1)
+    monkeypatch.setattr(waits, "LEAST_S", 0.2)
+    build, waiting = WorkerTools.build, threading.Event()
+    shares: list[float] = []
+
+    def slow(self: WorkerTools, *arguments: Any) -> Any:
+        if waiting.is_set():
+            for _ in range(8):
+                time.sleep(0.5)
+                shares.append(service.coordinator.shared.waits.share())
+            waiting.clear()
+        return build(self, *arguments)
+
+    monkeypatch.setattr(WorkerTools, "build", slow)
+    read_ranks(
+        service.endpoint,
+        job="test",
+        dp_size=1,
+        micro_steps=1,
+        steps=24,
+        prefetch_packs=1,
+        on_batch=lambda batch: waiting.set() if batch.step == 4 else None,
+    )
+    assert min(shares[4:]) > 0.5
+
+
+def test_a_worker_that_takes_long_is_no_lost_one(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ranks hear from it that their packs are not built yet."""
+    monkeypatch.setattr(session, "BUILD_WAIT_S", 0.5)
+    build = WorkerTools.build
+
+    def slow(self: WorkerTools, *arguments: Any) -> Any:
+        time.sleep(SLOW_S)
+        return build(self, *arguments)
+
+    monkeypatch.setattr(WorkerTools, "build", slow)
+    readers = read_ranks(
+        service.endpoint, job="test", dp_size=12, micro_steps=1, steps=2, prefetch_packs=1
+    )
+    assert readers.retries > 5
+    counters = service.status()["counters"]
+    assert (counters.get("workers_lost", 0), counters.get("packs_rebuilt", 0)) == (0, 0)
+
+
 def test_waits_for_the_plan_are_not_for_workers(
     service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan_one = SessionDesk._plan_one
+    plan_one = PlanningAhead._plan_one
 
-    async def slow(self: SessionDesk, *arguments: Any) -> None:
+    async def slow(self: PlanningAhead, *arguments: Any) -> None:
         await asyncio.sleep(4 * SLOW_S)
         await plan_one(self, *arguments)
 
-    monkeypatch.setattr(SessionDesk, "_plan_one", slow)
+    monkeypatch.setattr(PlanningAhead, "_plan_one", slow)
     assert share_waited(service) < 0.3
 
 

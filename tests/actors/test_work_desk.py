@@ -22,6 +22,7 @@ from dataservice.errors import (
     ServiceUnavailable,
 )
 from dataservice.wire.messages import Assignment, ResumeState
+from dataservice.wire.states import sealed
 
 
 @pytest.fixture
@@ -66,7 +67,8 @@ def test_what_a_worker_may_have_been_building_that_ended_without_a_word_is_built
         assert not any(a.isolated for a in before.assignments)
         last = max(a.sequence for a in before.assignments)
         lost = sorted(p for p, owner in owners.items() if owner == "w0")
-        await bench.pull("w0", session, reach=[*lost[:2], "99.0"])
+        given = max(a.sequence for a in (await bench.pull("w0", session)).assignments)
+        await bench.pull("w0", session, after=given, reach=[*lost[:2], "99.0"])
         await bench.lose("w0")
         moved = by_pack((await bench.pull("w1", session, after=last)).assignments)
         assert set(lost) <= set(moved)
@@ -77,6 +79,7 @@ def test_what_a_worker_may_have_been_building_that_ended_without_a_word_is_built
             assert (asked.isolated, asked.alone) == (pack_id in lost[:2], False)
         counters = (await bench.status())["counters"]
         assert (counters["workers_lost"], counters["packs_suspected"]) == (1, 2)
+        await bench.pull("w1", session, after=max(a.sequence for a in moved.values()))
         # a process that comes back under its name has ended as well
         await bench.worker("w1")
         again = by_pack((await bench.pull("w1", session)).assignments)
@@ -375,16 +378,18 @@ def test_a_run_does_not_go_on_under_another_policy(config: Config, tmp_path: Pat
 def test_a_saved_state_is_not_resumed_under_another_policy(
     saved: str, config: Config, tmp_path: Path
 ) -> None:
-    state = ResumeState(
-        version=STATE_VERSION,
-        job="test",
-        plan_digest=DIGEST,
-        decoder=saved,
-        cursor=cursor_at(3, 6),
-        micro_step=0,
-        dp_size=1,
-        micro_steps=1,
-        packs_per_cell=1,
+    state = sealed(
+        ResumeState(
+            version=STATE_VERSION,
+            job="test",
+            plan_digest=DIGEST,
+            decoder=saved,
+            cursor=cursor_at(3, 6),
+            micro_step=0,
+            dp_size=1,
+            micro_steps=1,
+            packs_per_cell=1,
+        )
     )
 
     async def refused(bench: Bench) -> None:
@@ -398,3 +403,18 @@ def test_a_saved_state_is_not_resumed_under_another_policy(
 
     on_bench(under(config, "fail"), tmp_path / "state", refused)
     on_bench(config, tmp_path / "state", goes_on)
+
+
+def test_what_a_worker_was_given_since_it_last_told_is_suspect_too(
+    config: Config, tmp_path: Path
+) -> None:
+    async def check(bench: Bench) -> None:
+        await bench.worker("w0")
+        session = (await bench.open("run", micro_steps=2)).session
+        given = (await bench.pull("w0", session)).assignments
+        await bench.worker("w1")
+        await bench.lose("w0")
+        moved = by_pack((await bench.pull("w1", session)).assignments)
+        assert {a.pack_id for a in given} == {p for p, a in moved.items() if a.isolated}
+
+    on_bench(config, tmp_path / "state", check)

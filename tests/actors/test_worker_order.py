@@ -9,7 +9,7 @@ import pytest
 from support.demo_config import demo_config
 from support.local_service import LocalService
 
-from dataservice.actors.worker import builders
+from dataservice.actors.building import builders
 from dataservice.pipeline.images import ImageDecoder
 from trainer_client import PackStream, ParallelLayout
 

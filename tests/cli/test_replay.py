@@ -27,6 +27,8 @@ from dataservice.core.exclusions import ExcludedSample, SkippedSteps, exclusions
 from dataservice.errors import ConfigError, ResumeRefused
 from dataservice.indexing import update_index
 from dataservice.wire.codec import pack_digest
+from dataservice.wire.schema import decode_plain, encode
+from dataservice.wire.states import sealed, the_state_in
 
 JOB = "test"
 HOSTILE = '</div><script>alert(1)</script><img src="http://example.com/x.png"> é 汉字 \x07\n'
@@ -45,7 +47,9 @@ class Run:
 
     def state_file(self, name: str = "state.json", **changes: Any) -> str:
         path = self.folder / name
-        path.write_text(json.dumps({"epoch": 1, "stream": {**self.state, **changes}}))
+        state = the_state_in({**self.state, **changes}, name=name)
+        plain = decode_plain(encode(sealed(state)), what="state")
+        path.write_text(json.dumps({"epoch": 1, "stream": plain}))
         return str(path)
 
     def of_step(self, step: int) -> dict[tuple[int, int, str], tuple[Any, ...]]:

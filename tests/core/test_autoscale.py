@@ -19,7 +19,6 @@ from dataservice.core.autoscale import (
     Limits,
     Period,
     State,
-    by_hand,
     decide,
 )
 
@@ -194,6 +193,17 @@ def test_a_machine_that_gives_no_more_is_not_given_more_workers_for_ever() -> No
     assert any("8 workers bring no more than 4 did" in d.reason for d in run.decisions)
 
 
+@pytest.mark.parametrize("wanted", [4.3, 5.0, 6.0])
+@pytest.mark.parametrize("every_s", [300, 600])
+def test_pauses_of_the_trainers_are_no_news_of_what_more_workers_bring(
+    wanted: float, every_s: int
+) -> None:
+    """Half a minute for a checkpoint, after which ready packs last for a while."""
+    fleet = Fleet(cores=4, buffer_s=10.0)
+    run = fleet.run(lambda t: 0.0 if t % every_s < 30 else wanted, 7200)
+    assert run.changes(600) <= 12
+
+
 def test_bounds_hold_whatever_the_demand() -> None:
     limits = Limits(least=2, most=6, why_most="the data nodes' cores")
     run = Fleet().run(lambda t: 30.0 if t < 600 else 0.1, 2400, start=3, limits=limits)
@@ -273,8 +283,23 @@ def test_what_brought_nothing_is_tried_again_after_a_while() -> None:
     assert after(held.state, *[WAITING] * (int(FIRST_PAUSE_S) // PERIOD_S)).target == 8
 
 
-def test_by_hand_is_what_was_set() -> None:
-    assert by_hand(7).target == 7 and "by hand" in by_hand(7).reason
+def test_a_store_that_gives_nothing_is_not_asked_by_ever_more_workers() -> None:
+    state, targets = State(target=4), []
+    for _ in range(1200):
+        stalled = replace(WAITING, waited_share=1.0, packs_per_s=0.0, alive=state.target)
+        state = decide(state, stalled, LIMITS).state
+        targets.append(state.target)
+    assert max(targets) == 8
+    assert np.mean(np.asarray(targets) == 4) > 0.9
+
+
+def test_what_more_workers_bring_is_seen_anew_when_they_are_tried_again() -> None:
+    """Not measured by what was read before the packs became heavier."""
+    state = State(target=4, base=(4, 12.0))
+    for _ in range(20):
+        loaded = replace(WAITING, packs_per_s=float(state.target), alive=state.target)
+        state = decide(state, loaded, LIMITS).state
+    assert state.target == LIMITS.most
 
 
 shares = st.floats(0, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from dataservice.core.exclusions import (
     sample_key,
 )
 from dataservice.core.plan.run_plan import RunPlan
-from dataservice.core.settings import Grid
+from dataservice.core.settings import Grid, KindShare, Phase, Segregation
 from dataservice.errors import ConfigError
 from tests.core.planning import make_plan, pack_ids
 
@@ -57,6 +59,40 @@ def test_what_is_passed_over_is_gone_and_nothing_else(data: st.DataObject) -> No
     skips = [(a, a + data.draw(st.integers(1, 6))) for a in sorted(starts)]
     run = run_of(*skips)
     assert packs_of(run) == by_hand(skips)
+
+
+PHASES = (Phase(windows=1), Phase(windows=2, pack_length=1024), Phase())
+KINDS = Segregation(text=KindShare(micro_steps=1), vision=KindShare(micro_steps=1))
+
+
+@pytest.mark.parametrize("remainder", ["pad", "drop"])
+@pytest.mark.parametrize("division", [{"phases": PHASES}, {"segregate": KINDS}, {"epochs": 2}])
+def test_phases_kinds_and_epochs_and_then_other_sizes(
+    remainder: str, division: dict[str, Any]
+) -> None:
+    """Ranges that touch, one that leads past the end; resumed at every place."""
+    plan = make_plan(lanes=3, window=30, remainder=remainder, **division)
+    ahead = exclusions((), [SkippedSteps(start=a, stop=b) for a, b in ((3, 9), (4, 5), (30, 999))])
+    run = RunPlan(plan=plan, grid=GRID, exclude=ahead)
+    cursor, cursors = plan.start(), []
+    while (step := run.step(cursor)) is not None:
+        cursors.append(cursor)
+        cursor = step.next_cursor
+    assert len(cursors) == 30
+    for grid in (Grid(dp_size=1, micro_steps=2), Grid(dp_size=4, micro_steps=2)):
+        other = RunPlan(plan=plan, grid=grid, exclude=ahead)
+        for cursor in cursors[::3]:
+            left, at = [], cursor
+            while (step := plan.step(at, grid)) is not None and len(left) < 10:
+                left.append(pack_ids(step))
+                at = step.next_cursor
+            for skip in ahead.skips:
+                if skip.start >= cursor.step:
+                    del left[skip.start - cursor.step : skip.stop - cursor.step]
+            for packs in left:
+                step = other.step(cursor)
+                assert step is not None and pack_ids(step) == packs
+                cursor = step.next_cursor
 
 
 @settings(max_examples=30, deadline=None)

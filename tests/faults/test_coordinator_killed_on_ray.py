@@ -16,6 +16,7 @@ import psutil
 import pytest
 from support.demo_config import demo_config
 from support.harness import Readers, cluster_service, kill, listener, read_ranks, worker_pids
+from support.until import until
 
 from dataservice.actors import supervisor
 from dataservice.actors.launch import Service
@@ -65,13 +66,6 @@ class Kills:
                     self._left.pop(0)
 
 
-def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < until, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.1)
-
-
 def status_or_none(service: Service) -> dict | None:
     try:
         return service.status()
@@ -89,16 +83,16 @@ def test_coordinator_killed_while_ranks_read(
         serving={"lease_s": LEASE_S, "port": 0},
     )
     with cluster_service(config) as (service, _):
-        wait_until(lambda: len(service.status()["workers"]) == 2, "two workers")
+        until("two workers", lambda: len(service.status()["workers"]) == 2)
         clean = read(service)
         workers = sorted(worker_pids(service))
         endpoint = service.endpoint
         kills = Kills(service, at=(9, 28))
         disturbed = read(service, kills)
-        wait_until(lambda: status_or_none(service) is not None, "the coordinator is back")
+        until("the coordinator is back", lambda: status_or_none(service) is not None)
         assert service.coordinator_restarts == 2
         assert service.endpoint == endpoint
-        wait_until(lambda: len(service.status()["workers"]) == 2, "both workers are known again")
+        until("both workers are known again", lambda: len(service.status()["workers"]) == 2)
         assert sorted(worker_pids(service)) == workers
         assert service.status()["epoch"] == 3
         print(f"\nrecovered in {kills.longest_s:.1f} s (longest gap of a rank, two kills)")
@@ -108,15 +102,15 @@ def test_coordinator_killed_while_ranks_read(
         frozen = listener(endpoint)
         os.kill(frozen, signal.SIGSTOP)
         began = time.monotonic()
-        wait_until(lambda: service.coordinator_restarts == 3, "a stopped one is replaced", 90)
+        until("a stopped one is replaced", lambda: service.coordinator_restarts == 3, 90)
         print(f"a stopped coordinator is replaced after {time.monotonic() - began:.1f} s")
         assert not psutil.pid_exists(frozen)
-        wait_until(lambda: len(service.status()["workers"]) == 2, "both workers are known again")
+        until("both workers are known again", lambda: len(service.status()["workers"]) == 2)
         assert sorted(worker_pids(service)) == workers
 
         kill(workers[0])
         began = time.monotonic()
-        wait_until(lambda: service.status()["counters"].get("workers_lost", 0) == 1, "the loss")
+        until("the loss", lambda: service.status()["counters"].get("workers_lost", 0) == 1)
         told_s = time.monotonic() - began
         print(f"a killed worker is known to be lost after {told_s:.1f} s")
         assert told_s < LEASE_S / 2

@@ -76,7 +76,7 @@ def test_a_disk_that_turns_out_full_in_mid_copy_or_at_its_end(
     real = getattr(os, call)
 
     def full(first: Any, *more: Any) -> Any:
-        path = first if isinstance(first, str) else os.readlink(f"/proc/self/fd/{first}")
+        path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
         if re.match(rf"{tmp_path}/cache/n0/\.tmp-", path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(first, *more)

@@ -15,6 +15,7 @@ from trainer_client.testing import FakeService, synthetic_packs
 
 PACKS = synthetic_packs(12, seed=4)
 DEADLINE_S = 60.0
+CRASHES = 3
 
 COMMON = """
 import os, sys, time, traceback, warnings
@@ -107,6 +108,10 @@ def test_workers_of_a_data_loader_are_told(service: FakeService) -> None:
 
 
 def test_workers_of_a_data_loader_with_a_fresh_stream_are_told(service: FakeService) -> None:
-    said = run(LOADER_AFTER_ANOTHER, service)
+    """Now and then gRPC, which is in use at the fork, crashes the child first (grpc#32992)."""
+    for _ in range(CRASHES):
+        said = run(LOADER_AFTER_ANOTHER, service)
+        assert said.splitlines()[-1] == "parent 12"
+        if "DataLoader worker" not in said:
+            break
     assert "ConfigError" in said and "num_workers=0" in said
-    assert said.splitlines()[-1] == "parent 12"

@@ -180,12 +180,17 @@ REFUSALS: dict[str, tuple[Callable[[Config, Path], Config], dict[str, Any], str]
     "packs that do not fit the lanes": (
         another_job,
         {"cursor": {"next_pack": [9]}},
-        f"the saved state has a place in the plan with the seal H, should be H: {DAMAGED}",
+        f"the saved state has the seal H, should be H: {DAMAGED}",
     ),
     "lanes that do not fit the packs": (
         another_job,
         {"cursor": {"lanes": [[0, 5], [0, 4]]}},
-        f"the saved state has a place in the plan with the seal H, should be H: {DAMAGED}",
+        f"the saved state has the seal H, should be H: {DAMAGED}",
+    ),
+    "micro-steps that are not over": (
+        another_job,
+        {"micro_step": 1},
+        f"the saved state has the seal H, should be H: {DAMAGED}",
     ),
     "version": (
         another_job,

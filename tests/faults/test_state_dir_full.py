@@ -10,7 +10,7 @@ import pytest
 from actors.bench import Bench, on_bench
 from support.demo_config import demo_config
 
-from dataservice.actors import session_desk
+from dataservice.actors import planning_ahead
 from dataservice.actors.state_log import open_state
 from dataservice.errors import StorageError
 from dataservice.storage import journal
@@ -42,7 +42,7 @@ def test_a_coordinator_that_cannot_start_names_the_folder(
 
 
 def test_ranks_wait_and_go_on_once_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_desk, "JOURNAL_AGAIN_S", 0.02)
+    monkeypatch.setattr(planning_ahead, "JOURNAL_AGAIN_S", 0.02)
     config = demo_config(tmp_path, serving={"plan_ahead_steps": 2, "lease_s": 60.0})
     disk = Disk(monkeypatch)
 

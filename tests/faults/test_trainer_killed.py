@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ from support.demo_config import demo_config
 from support.proof import clean_run, nothing_leaks, prove_same
 from support.rank_processes import RankProcesses
 from support.service_processes import ServiceProcesses
+from support.until import until
 
 JOB, DP, MICRO, STEPS = "test", 2, 2, 10
 SOON_S = 10.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = SOON_S) -> float:
-    """Seconds that it took."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() < started + timeout_s, what
-        time.sleep(0.05)
-    return time.monotonic() - started
 
 
 def connections_from(service: ServiceProcesses, pids: list[int]) -> int:
@@ -73,10 +64,10 @@ def test_all_ranks_killed_and_started_from_a_checkpoint(tmp_path: Path) -> None:
             for rank in range(DP):
                 first.signal(rank, signal.SIGKILL)
             assert first.wait(SOON_S) == dict.fromkeys(range(DP), -signal.SIGKILL)
-        took_s = wait_until(
-            lambda: connections_from(service, pids) == 0, "connections of dead ranks are kept"
-        )
-        print(f"connections of the dead given back in {took_s:.1f} s")
+        died = time.monotonic()
+        gone = "connections of dead ranks are given back"
+        until(gone, lambda: connections_from(service, pids) == 0, SOON_S)
+        print(f"{gone} in {time.monotonic() - died:.1f} s")
         states = first.last_state()
         assert states is not None
         resumed_at = int(states.name.removeprefix("step-"))
@@ -91,7 +82,7 @@ def test_all_ranks_killed_and_started_from_a_checkpoint(tmp_path: Path) -> None:
             assert second.wait(60) == dict.fromkeys(range(DP), 0)
         ends = second.deliveries()
         print(f"recovered in {min(d.at for d in ends) - killed:.1f} s")
-        wait_until(lambda: ready(service.status()) == (0, 0), "packs of an ended run are kept")
+        until("no pack of an ended run is kept", lambda: ready(service.status()) == (0, 0), SOON_S)
         status = service.status()
     kept = [d for d in first.deliveries() if d.step < resumed_at]
     prove_same(clean, [*kept, *(d for d in ends if d.step < STEPS)])

@@ -25,7 +25,7 @@ from support.proof import clean_run, nothing_leaks, prove_same
 
 from dataservice.actors.ray_local import local_cluster
 from dataservice.config import Config
-from dataservice.errors import ConfigError, StorageError
+from dataservice.errors import ConfigError, JobHeld
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.wire.messages import GetStatus
 
@@ -106,7 +106,7 @@ def test_what_belongs_to_one_job_is_refused_to_the_other(base: Config, tmp_path:
     first = config_of(base, "one", tmp_path)
     with LocalService(first) as service:
         same_state = config_of(base, "two", tmp_path, state="one")
-        with pytest.raises((ConfigError, StorageError), match=r"journal .* is open in another|one"):
+        with pytest.raises(JobHeld, match=r"is held by the coordinator of job one"):
             LocalService(same_state, workers=0)
         port = int(service.endpoint.rpartition(":")[2])
         other = config_of(base, "two", tmp_path)

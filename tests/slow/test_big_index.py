@@ -33,6 +33,7 @@ from dataservice.wire.messages import (
     ResumeState,
     StepCells,
 )
+from dataservice.wire.states import sealed
 
 ROWS, SHARDS = 10_000_000, 100
 FIRST_STEP_S, LATER_STEP_S = 3.0, 1.0
@@ -151,16 +152,18 @@ def _state(config_path: Path, grid: Grid) -> ResumeState:
     config = load_config(config_path)
     plan = Plan(config.plan, Index.open(config.index_dir))
     cursor = plan.skip(plan.start(), grid, LATER_STEP)
-    return ResumeState(
-        version=STATE_VERSION,
-        job="big",
-        plan_digest=plan.digest,
-        decoder=DECODER,
-        cursor=cursor_state(plan, cursor, (-1,) * plan.num_lanes),
-        micro_step=0,
-        dp_size=grid.dp_size,
-        micro_steps=grid.micro_steps,
-        packs_per_cell=1,
+    return sealed(
+        ResumeState(
+            version=STATE_VERSION,
+            job="big",
+            plan_digest=plan.digest,
+            decoder=DECODER,
+            cursor=cursor_state(plan, cursor, (-1,) * plan.num_lanes),
+            micro_step=0,
+            dp_size=grid.dp_size,
+            micro_steps=grid.micro_steps,
+            packs_per_cell=1,
+        )
     )
 
 

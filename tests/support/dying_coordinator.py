@@ -100,7 +100,8 @@ class _Points:
         name = os.path.basename(path)
         if name == "coordinator.owner":
             return ""  # a sign of life
-        return re.sub(r"owner\..*", "owner", name).removeprefix("coordinator.")
+        name = re.sub(r"owner\..*", "owner", name).removeprefix("coordinator.")
+        return re.sub(r"journal\.[0-9a-f]+\.new", "journal.new", name)
 
     def install(self) -> None:
         for name in ("fsync", "ftruncate"):

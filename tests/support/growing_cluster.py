@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,18 +20,12 @@ from typing import Any
 import psutil
 
 from dataservice.actors.ray_local import LOOPBACK, ray_environment
+from support.service_processes import free_port
 
 START_S = 90.0
 MARK = "GROWING_CLUSTER"
 HEAD = "f" * 51 + "00000"
 """Node id that Ray's provider of such nodes expects."""
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((LOOPBACK, 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def _config(address: str, node: dict[str, float], most: int) -> dict[str, Any]:
@@ -77,7 +70,7 @@ def growing_cluster(folder: Path, *, node: dict[str, float], most: int) -> Itera
     """Address of a cluster whose head runs nothing, to which Ray adds up to `most` nodes with the
     resources of `node`. `folder`: of a short path, for Ray's files."""
     ray_environment()
-    mark, port = secrets.token_hex(8), _free_port()
+    mark, port = secrets.token_hex(8), free_port()
     address = f"{LOOPBACK}:{port}"
     config = folder / "autoscaling.json"
     config.write_text(json.dumps(_config(address, node, most)))
