@@ -136,6 +136,7 @@ class Coordinator:
             self.work.ended(worker_id, how)
         self.work.drain(news.drain)
         self.scaling.keeper_says(news)
+        self.shared.workers_without_room = news.without_room
         registry = self.shared.registry
         return FleetView(
             target_workers=self.scaling.target,

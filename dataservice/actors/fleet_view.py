@@ -35,6 +35,8 @@ class FleetNews:
     """Workers to drain."""
     room: int
     """Workers that the cores of the data nodes take."""
+    without_room: int = 0
+    """Workers that Ray has found no node for."""
     target: int | None = None
     """What the coordinator wanted last, for one that was started again; None before the first."""
     by_hand: bool = False

@@ -6,10 +6,13 @@ itself when it was ours; SIGINT and SIGTERM stop the foreground service in order
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import select
 import signal
-import threading
-from collections.abc import Iterator
+import socket
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from dataservice.actors.supervisor import Supervisor
 
 CALL_TIMEOUT_S = 30.0
+STOP_S = 60.0
+"""In which a foreground service stops; then it says where it is stuck and ends."""
 
 
 class Service:
@@ -35,6 +40,10 @@ class Service:
     @property
     def coordinator_restarts(self) -> int:
         return self._supervisor.restarts
+
+    def check(self) -> None:
+        """Raises what ended the service."""
+        self._supervisor.check()
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = json.loads(self._call("status"))
@@ -51,14 +60,16 @@ class Service:
 
 
 @contextmanager
-def running_service(config: Config, *, address: str | None = None) -> Iterator[Service]:
+def running_service(
+    config: Config, *, address: str | None = None, given_up: Callable[[], bool] = lambda: False
+) -> Iterator[Service]:
     """Serves `config` (whose index must be up to date) until the block ends.
 
     `address`: of a running Ray cluster whose data nodes carry `workers.resource`; None starts a
     local Ray of our own. The coordinator runs on this machine's node, and is started again there
-    when it ends.
+    when it ends. `given_up` is asked while it starts, for the first time when Ray is up.
 
-    Raises ConfigError for a folder that cannot be written to.
+    Raises ConfigError for a folder that cannot be written to, ServiceUnavailable once `given_up`.
     """
     check_service_folders(config, is_data_node=address is None)
     workers = config.workers
@@ -68,34 +79,78 @@ def running_service(config: Config, *, address: str | None = None) -> Iterator[S
 
         supervisor = Supervisor(config, own_ray=address is None)
         try:
-            yield Service(supervisor, supervisor.start())
+            yield Service(supervisor, supervisor.start(given_up))
         finally:
             supervisor.stop()
 
 
 def serve_foreground(config: Config, *, address: str | None = None) -> None:
-    """Serves until SIGINT or SIGTERM, with a live status line."""
+    """Serves until SIGINT or SIGTERM, with a live status line; raises what ended the service."""
+    up = False
+    with _Signals() as signals:
+        try:
+            with running_service(config, address=address, given_up=signals.heard) as service:
+                up = True
+                try:
+                    _watch(service, signals)
+                finally:
+                    _end_within(STOP_S)
+        except (SystemExit, ServiceUnavailable):
+            if up or not signals.heard():
+                raise
+            raise SystemExit("stopped before the service was up") from None
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+class _Signals:
+    """SIGINT and SIGTERM: none is lost, although Ray puts a handler of its own in place while it
+    starts, and what that or ours raises may be swallowed where a destructor runs."""
+
+    def __init__(self) -> None:
+        self._told, self._teller = socket.socketpair()
+        self._teller.setblocking(False)
+        self._ray_is_up = False
+
+    def __enter__(self) -> _Signals:
+        signal.set_wakeup_fd(self._teller.fileno(), warn_on_full_buffer=False)
+        self._listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        self._told.close()
+        self._teller.close()
+
+    def heard(self, timeout_s: float = 0.0) -> bool:
+        """Once one has come; waits for it for so long."""
+        self._ray_is_up = True
+        self._listen()
+        return bool(select.select([self._told], [], [], timeout_s)[0])
+
+    def _listen(self) -> None:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        _end_within(STOP_S)
+        if not self._ray_is_up:
+            sys.exit()
+
+
+def _watch(service: Service, signals: _Signals) -> None:
     from dataservice.actors.status_line import StatusLine
 
-    stopping = threading.Event()
-
-    def stop(*_: object) -> None:
-        if not stopping.is_set():
-            stopping.set()
-            if not serving:
-                raise SystemExit("stopped before the service was up")
-
-    def listen() -> None:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, stop)
-
-    serving = False
-    listen()
-    with running_service(config, address=address) as service, StatusLine(service.endpoint) as line:
-        serving = True
-        listen()  # ray.init has put its own handlers in place
-        while not stopping.wait(1.0):
+    with StatusLine(service.endpoint) as line:
+        while not signals.heard(1.0):
+            service.check()
             try:
                 line.show(service.status())
             except ServiceUnavailable as error:
                 line.note(str(error))
+
+
+def _end_within(timeout_s: float) -> None:
+    """Ray's own ways to stop wait without end for a process that is stopped; its guard does the
+    rest."""
+    faulthandler.dump_traceback_later(timeout_s, exit=True)

@@ -19,7 +19,8 @@ from dataservice.actors.session import Session
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.core.plan.check import no_step
-from dataservice.errors import DataServiceError, DeadlineExceeded, ServiceUnavailable
+from dataservice.errors import DataServiceError, DeadlineExceeded, ServiceUnavailable, StorageError
+from dataservice.wire.messages import CursorState
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,6 +28,10 @@ STEPS = "a step is handed out"
 """Topic of changes; that of a worker's packs is its id."""
 PLANNER_RESTARTS = 3
 """So often may the planning process end, or stay silent, over one step before the session fails."""
+
+
+JOURNAL_AGAIN_S = 1.0
+"""Between two tries to write to a journal that cannot be written."""
 
 
 class PlanningAhead:
@@ -96,7 +101,7 @@ class PlanningAhead:
             session.end_step = cursor.step
             self._shared.changes.notify()
             return
-        self._shared.log.placement(cursor, self._shared.config.exclude)
+        await self._write_down(cursor)
         cursor = replace(cursor, excluded=planned.next_cursor.excluded)
         active = ActiveStep(cursor, planned, session.grid, patch_bytes=self._patch_bytes)
         self._shared.holes.planned_samples += planned.num_samples
@@ -112,6 +117,20 @@ class PlanningAhead:
         session.next_cursor = planned.next_cursor
         await self._dealer.deal_step(session, active)
         self._shared.changes.notify(STEPS, *self._shared.registry.workers)
+
+    async def _write_down(self, cursor: CursorState) -> None:
+        """The placement; a disk that is full or read-only for a time costs no more than that."""
+        shared = self._shared
+        while True:
+            try:
+                shared.log.placement(cursor, shared.config.exclude)
+                break
+            except StorageError as error:
+                if not shared.planning_waits:
+                    _LOG.warning("%s; it is tried again until it can be", error)
+                shared.planning_waits = f"{error}; make room there, or mend its disk"
+                await asyncio.sleep(JOURNAL_AGAIN_S)
+        shared.planning_waits = ""
 
     def _lane_homes(self, session: Session) -> tuple[int, ...]:
         """Node number (dp_rank // ranks_per_node) of each lane's data node, -1 = holds no ranks."""

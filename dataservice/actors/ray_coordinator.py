@@ -29,12 +29,19 @@ _LOG = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
 PROBE_S = 2.0
+NODE_POLL_S = 2.0
 END_S = 5.0
 """A killed process is gone by then."""
+ASKED_S = 2.0
+"""For which Ray may end a process; it says a word about one that was killed."""
 
 
 class CoordinatorEnded(ServiceUnavailable):
     """The actor's process has ended, or says nothing any more."""
+
+
+class NodeLost(ServiceUnavailable):
+    """Nothing can be started on this machine's node any more."""
 
 
 class RayCoordinator:
@@ -58,7 +65,7 @@ class RayCoordinator:
 
     def start(self, given_up: Callable[[], bool]) -> None:
         """Returns when it answers; raises what it refused to start with, CoordinatorEnded when its
-        process ended, DeadlineExceeded, and ServiceUnavailable once `given_up`."""
+        process ended, NodeLost, DeadlineExceeded, and ServiceUnavailable once `given_up`."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
         remote: Any = ray.remote(**options)(CoordinatorActor)
@@ -75,11 +82,15 @@ class RayCoordinator:
 
     def _answer(self, reference: Any, given_up: Callable[[], bool]) -> Any:
         until = time.monotonic() + START_TIMEOUT_S
+        look = time.monotonic() + NODE_POLL_S
         while not ray.wait([reference], timeout=POLL_S)[0]:
             if given_up():
                 raise ServiceUnavailable("stopped before the coordinator was up")
             if self._process is not None and self._process.has_ended():
                 raise CoordinatorEnded("the coordinator ended while it started")
+            if time.monotonic() > look:
+                check_node()
+                look = time.monotonic() + NODE_POLL_S
             if time.monotonic() > until:
                 raise DeadlineExceeded(
                     f"the coordinator did not start within {START_TIMEOUT_S:g} s"
@@ -113,10 +124,22 @@ class RayCoordinator:
             self._end(handle)
 
     def _end(self, handle: Any) -> None:
-        if self._process is not None:
-            self._process.kill()  # Ray asks a process to end, and one that is stopped does not
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(handle)
+        if self._process is not None:
+            self._process.kill(ASKED_S)  # Ray asks it to end, and one that is stopped does not
+
+
+def check_node() -> None:
+    """Raises NodeLost once Ray holds the node of this process for dead; asks Ray's head."""
+    here = ray.get_runtime_context().get_node_id()
+    if not any(node["NodeID"] == here and node["Alive"] for node in ray.nodes()):
+        raise NodeLost(
+            "the Ray node of this machine has ended (its raylet was killed, stopped, or cut off "
+            "from the head), and the coordinator with it; serve again with the same state_dir and "
+            "port, after `ray start` where the cluster is not serve's own: trainers that still "
+            "wait go on, others resume from their saved states"
+        )
 
 
 def head_answers() -> bool:
@@ -159,11 +182,12 @@ class _Process:
         with self._lock:
             return self._ended or (self._descriptor >= 0 and self._wait(0.0))
 
-    def kill(self) -> None:
-        """And waits END_S for its end."""
+    def kill(self, grace_s: float) -> None:
+        """Unless it ends within `grace_s`; waits END_S for its end."""
         with self._lock:
             if self._descriptor < 0:
                 return
+            self._wait(grace_s)
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
             self._wait(END_S)

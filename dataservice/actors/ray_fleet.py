@@ -37,6 +37,8 @@ SILENT_LEASES = 5
 """An actor that is silent for so many leases is killed and replaced."""
 STILL_LEASES = SILENT_LEASES - 1
 """An actor whose event loop stands still for so long says where, and ends before that."""
+ROOM_S = 10.0
+"""A new worker for which Ray has found no node by then has no room."""
 SHARE = 0.001
 """Of the data node resource that an actor claims: it marks the node, it does not ration it."""
 
@@ -128,6 +130,10 @@ class RayFleet:
             ended=ended or {},
             drain=drain,
             room=workers_of_nodes(nodes.values()),
+            without_room=sum(
+                actor.came is not None and time.monotonic() - actor.seen > ROOM_S
+                for actor in self._workers.values()
+            ),
             target=None if last is None else last.target_workers,
             by_hand=last is not None and last.by_hand,
         )
@@ -164,9 +170,10 @@ class RayFleet:
             actor.seen, actor.registered = now, False
 
     def stop(self) -> None:
-        for actor in self._all():
+        up = [actor for actor in self._all() if actor.came is None]
+        for actor in up:
             actor.handle.stop.remote()
-        ends = [actor.running for actor in self._all()]
+        ends = [actor.running for actor in up]
         if ends:
             ray.wait(ends, num_returns=len(ends), timeout=STOP_S)
         for actor in self._all():

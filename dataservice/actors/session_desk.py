@@ -149,7 +149,7 @@ class SessionDesk:
     def _not_ready(self, gathering: Gathering) -> SessionOpened:
         waiting_for = gathering.in_words(self._patience_s)
         if not waiting_for and not self._shared.decoder:
-            waiting_for = "no worker is alive"
+            waiting_for = self._shared.no_worker
         return SessionOpened(
             ready=False,
             missing_ranks=gathering.missing(self._patience_s),
@@ -286,7 +286,7 @@ class SessionDesk:
 
     def _blocked_by(self, session: Session, step: int) -> str:
         if not self._shared.registry.workers:
-            return "no worker is alive"
+            return self._shared.no_worker
         if step >= session.done_step + self._shared.config.serving.plan_ahead_steps:
             return (
                 f"step {step} is beyond the window of serving.plan_ahead_steps = "

@@ -63,12 +63,26 @@ class Shared:
         """Data node of each lane; empty while there is none."""
         self.planning_waits = ""
         """What the step that is being planned waits for, in words; "" while it does not."""
+        self.workers_without_room = 0
+        """That Ray has found no node for."""
         self.winding_down = False
         """True: no more steps are planned or handed out, because the service is being stopped."""
         self.on_scale: Callable[[], None] = lambda: None
         """Called when the set of workers or stagers should be looked at."""
         self.superseded: JobHeld | None = None
         """Set once another coordinator owns `state_dir`: nothing is handed out any more."""
+
+    @property
+    def no_worker(self) -> str:
+        """Why nothing is built while no worker is alive."""
+        if not self.workers_without_room:
+            return "no worker is alive"
+        workers = self.config.workers
+        return (
+            f"no worker is alive: Ray has no room for {self.workers_without_room} of them; each "
+            f"wants a node with resource {workers.resource} and {workers.num_cpus:g} free CPUs "
+            "(workers.num_cpus)"
+        )
 
     @property
     def built_by(self) -> str:

@@ -20,7 +20,7 @@ from dataservice.actors.ownership import Ownership, take
 from dataservice.config import Config
 from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
-from dataservice.errors import ConfigError
+from dataservice.errors import ConfigError, StorageError
 from dataservice.storage.journal import Journal
 from dataservice.storage.tables import sync_folder
 from dataservice.wire.messages import CursorState, ResumeState
@@ -147,7 +147,8 @@ class Recorded:
 class StateLog(Recorded):
     def __init__(self, path: str, ownership: Ownership | None = None) -> None:
         """`ownership` of the journal's folder: None where nobody else can want it. Every method
-        that writes raises JobHeld once it is lost."""
+        that writes raises JobHeld once it is lost, and StorageError where nothing can be written,
+        after which it may be called again."""
         self.ownership = ownership
         self._path = path
         self._fresh = f"{path}.{ownership.owner.nonce}{_FRESH}" if ownership else f"{path}{_FRESH}"
@@ -185,7 +186,7 @@ class StateLog(Recorded):
             raise
         sync_folder(os.path.dirname(self._path) or ".")
         self._journal.close()
-        self._journal = journal
+        self._journal, journal.path = journal, self._path
         self._check_ownership()
 
     def _records(self) -> Iterator[dict[str, Any]]:
@@ -204,7 +205,7 @@ class StateLog(Recorded):
             yield _session_record(self.session)
             for step, homes in self.session.homes[-MOST_HOMES:]:
                 yield _homes_record(step, homes)
-            yield _planned_record(self.session)
+            yield _planned_record(self.session.planned_until, self.session.excluded)
 
     def _append(self, record: dict[str, Any]) -> None:
         self._journal.append(record)
@@ -271,20 +272,21 @@ class StateLog(Recorded):
         if not session.homes or (
             session.homes[-1][0] <= cursor.step and session.homes[-1][1] != homes
         ):
-            session.homes.append((cursor.step, homes))
             self._append(_homes_record(cursor.step, homes))
+            session.homes.append((cursor.step, homes))
         if cursor.step >= session.planned_until:
-            session.planned_until = cursor.step + STEPS_A_RECORD
-            session.excluded = exclude.in_force(session.planned_until - 1)
-            self._append(_planned_record(session))
+            until = cursor.step + STEPS_A_RECORD
+            excluded = exclude.in_force(until - 1)
+            self._append(_planned_record(until, excluded))
+            session.planned_until, session.excluded = until, excluded
 
     def done(self, cursor: CursorState) -> None:
         """Every rank was given all steps before `cursor`."""
         session = self.session
         assert session is not None
         if cursor.step >= session.cursor.step + STEPS_A_RECORD:
-            session.cursor = cursor
             self._append({"kind": "done", "cursor": encode(cursor)})
+            session.cursor = cursor
 
     def close(self) -> None:
         self._journal.close()
@@ -294,14 +296,18 @@ class StateLog(Recorded):
 
 def open_state(config: Config) -> StateLog:
     """The journal of `state_dir`, which is this process's until the log is closed; may wait for
-    some leases of its last owner. Raises JobHeld, which names another that has it."""
+    some leases of its last owner. Raises JobHeld, which names another that has it, and
+    StorageError."""
     folder = Path(config.state_dir)
-    ownership = take(folder, job=config.job, lease_s=config.serving.lease_s)
     try:
-        return StateLog(str(folder / JOURNAL), ownership)
-    except BaseException:
-        ownership.release()
-        raise
+        ownership = take(folder, job=config.job, lease_s=config.serving.lease_s)
+        try:
+            return StateLog(str(folder / JOURNAL), ownership)
+        except BaseException:
+            ownership.release()
+            raise
+    except OSError as error:
+        raise StorageError(f"state_dir {folder} cannot be used: {error}") from error
 
 
 def _hosts(recorded: str | list[str]) -> tuple[str, ...]:
@@ -329,8 +335,8 @@ def _homes_record(step: int, homes: Homes) -> dict[str, Any]:
     return {"kind": "homes", "step": step, "ranks_per_node": homes[0], "homes": list(homes[1])}
 
 
-def _planned_record(session: SavedSession) -> dict[str, Any]:
-    return {"kind": "planned", "until": session.planned_until, "excluded": session.excluded}
+def _planned_record(until: int, excluded: str) -> dict[str, Any]:
+    return {"kind": "planned", "until": until, "excluded": excluded}
 
 
 def _session_record(session: SavedSession) -> dict[str, Any]:

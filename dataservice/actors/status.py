@@ -45,6 +45,7 @@ def status_of(shared: Shared) -> dict[str, Any]:
         "samples": plan.num_samples,
         "session": _session(session),
         "workers": workers,
+        "workers_without_room": shared.workers_without_room,
         "stagers": [
             _stager(seat, shared.lane_nodes) for _, seat in sorted(shared.registry.stagers.items())
         ],

@@ -10,9 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
-from dataservice.actors.ray_coordinator import CoordinatorEnded, RayCoordinator, head_answers
+from dataservice.actors.ray_coordinator import (
+    CoordinatorEnded,
+    NodeLost,
+    RayCoordinator,
+    head_answers,
+)
 from dataservice.actors.ray_fleet import RayFleet
 from dataservice.config import Config
 from dataservice.errors import DataServiceError, ServiceUnavailable
@@ -35,7 +41,7 @@ AFTER_HEAD_LOST = (
     "start a cluster and serve again with the same state_dir and port: trainers that still wait go "
     "on, others resume from their saved states"
 )
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
 
 
 class Supervisor:
@@ -56,9 +62,10 @@ class Supervisor:
         self._up_since: float | None = None
         """Monotonic; None while the coordinator is down."""
 
-    def start(self) -> str:
-        """Returns the endpoint, which stays; raises what the coordinator refused to start with."""
-        self.coordinator.start(self._stopping.is_set)
+    def start(self, given_up: Callable[[], bool] = lambda: False) -> str:
+        """Returns the endpoint, which stays; raises what the coordinator refused to start with, and
+        ServiceUnavailable once `given_up`."""
+        self.coordinator.start(given_up)
         self._up_since = time.monotonic()
         self._fleet = RayFleet(self._config, self.coordinator.endpoint, own_ray=self._own_ray)
         self._thread.start()
@@ -98,17 +105,21 @@ class Supervisor:
         if self._fleet is None:
             return
         try:
-            self._tell_to("wind_down")
+            answers = self._tell_to("wind_down")
             self._fleet.stop()
-            self._tell_to("stop")
+            if answers:
+                self._tell_to("stop")
         finally:
             self.coordinator.kill()
 
-    def _tell_to(self, method: str) -> None:
+    def _tell_to(self, method: str) -> bool:
+        """Whether it did."""
         try:
             self.coordinator.call(method, timeout_s=STOP_TIMEOUT_S)
         except CoordinatorEnded as error:
             _LOG.warning("%s", error)
+            return False
+        return True
 
     def _run(self) -> None:
         try:
@@ -138,7 +149,7 @@ class Supervisor:
         return view
 
     def _start_again(self, ended: Exception) -> None:
-        """Raises once it has ended too often."""
+        """Raises once it has ended too often, or its node has."""
         assert self._fleet is not None
         while not self._stopping.is_set():
             self.coordinator.kill()
@@ -156,6 +167,8 @@ class Supervisor:
             self._quick_ends += 1
             try:
                 self.coordinator.start(self._stopping.is_set)
+            except NodeLost:
+                raise
             except Exception as error:
                 ended = error
                 continue

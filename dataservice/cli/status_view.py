@@ -33,7 +33,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "state": report.get("state"),
         "plan": str(report.get("plan_digest", ""))[:12],
         "samples": report.get("samples"),
-        "workers": f"{len(report.get('workers', []))} of {report.get('target_workers', 0)} wanted",
+        "workers": _number(report),
         "holes": _holes(report),
         "session": "no trainer yet" if session is None else _session(session),
     }
@@ -50,6 +50,12 @@ def _facts(report: dict[str, Any]) -> Table:
         if session["failure"]:
             table.add_row("failure", session["failure"])
     return table
+
+
+def _number(report: dict[str, Any]) -> str:
+    waiting = report.get("workers_without_room", 0)
+    room = f"; Ray has no room for {waiting} (workers.num_cpus, resource)" if waiting else ""
+    return f"{len(report.get('workers', []))} of {report.get('target_workers', 0)} wanted{room}"
 
 
 def _holes(report: dict[str, Any]) -> str:

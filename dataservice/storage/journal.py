@@ -9,6 +9,7 @@ that no acknowledged record before others is lost in silence; one process writes
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -89,8 +90,9 @@ class Journal:
                 end += len(data)
             os.fsync(self._fd)
         except OSError as error:
-            os.ftruncate(self._fd, self._end)
-            raise StorageError(f"journal {self.path}: {error}") from error
+            with contextlib.suppress(OSError):  # what is left there is written over, or cut off
+                os.ftruncate(self._fd, self._end)
+            raise StorageError(f"journal {self.path} cannot be written: {error}") from error
         self._end = end
 
     def close(self) -> None:

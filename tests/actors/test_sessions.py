@@ -11,6 +11,7 @@ import pytest
 from actors.bench import DIGEST, NUM_LANES, Bench, cursor_at, on_bench
 
 from dataservice.actors import work_desk
+from dataservice.actors.fleet_view import FleetNews
 from dataservice.actors.plan_messages import PlannedStep, StepRequest
 from dataservice.actors.planning_ahead import PLANNER_RESTARTS
 from dataservice.actors.resuming import STATE_VERSION
@@ -387,6 +388,9 @@ def test_without_a_worker_the_session_says_what_it_waits_for(
         assert not opened.ready
         assert opened.missing_ranks == ()
         assert opened.waiting_for == "no worker is alive"
+        bench.coordinator.fleet(FleetNews(ended={}, drain=(), room=1, without_room=2))
+        assert "Ray has no room for 2 of them" in (await bench.open("run")).waiting_for
+        assert (await bench.status())["workers_without_room"] == 2
 
     on_bench(config, tmp_path / "state", check)
 

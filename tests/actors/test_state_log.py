@@ -8,6 +8,7 @@ from dataservice.actors.holes import Hole
 from dataservice.actors.state_log import STEPS_A_RECORD, StateLog
 from dataservice.core.exclusions import Exclusions
 from dataservice.core.settings import Grid
+from dataservice.errors import StorageError
 from dataservice.wire.messages import CursorState
 
 GRID = Grid(dp_size=2, micro_steps=4)
@@ -110,6 +111,31 @@ def test_the_journal_is_rewritten_at_the_start(path: str) -> None:
     opened(path).close()
     assert Path(path).stat().st_size < before / 5
     assert not Path(path + ".new").exists()
+
+
+def test_what_could_not_be_written_may_be_written_again(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(path)
+    log.open_session("run", GRID, None, HOSTS, cursor(0), "pil")
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match=f"journal {path} cannot be written: .*No space"):
+            log.placement(cursor(0), Exclusions())
+        with pytest.raises(StorageError):
+            log.done(cursor(STEPS_A_RECORD))
+    log.placement(cursor(0), Exclusions())
+    log.done(cursor(STEPS_A_RECORD))
+    log.close()
+    saved = opened(path).session
+    assert saved is not None
+    assert [step for step, _ in saved.homes] == [0]
+    assert saved.planned_until == STEPS_A_RECORD
+    assert saved.cursor == cursor(STEPS_A_RECORD)
 
 
 def test_a_rewrite_waits_for_the_disk_a_few_times_however_many_holes(

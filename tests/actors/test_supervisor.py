@@ -9,7 +9,7 @@ import pytest
 
 from dataservice.actors import supervisor
 from dataservice.actors.fleet_view import FleetNews, FleetView
-from dataservice.actors.ray_coordinator import CoordinatorEnded
+from dataservice.actors.ray_coordinator import CoordinatorEnded, NodeLost
 from dataservice.actors.supervisor import MOST_QUICK_ENDS, Supervisor
 from dataservice.errors import ConfigError, DataServiceError, JobHeld, ServiceUnavailable
 
@@ -28,6 +28,8 @@ class FakeCoordinator:
         self.calls: list[str] = []
 
     def start(self, given_up: Callable[[], bool]) -> None:
+        if given_up():
+            raise ServiceUnavailable("stopped before the coordinator was up")
         self.starts += 1
         self.on_start(self.starts)
         self.is_up = True
@@ -153,6 +155,42 @@ def test_a_superseded_coordinator_is_not_started_again(service: Supervisor) -> N
     with pytest.raises(JobHeld):
         service.check()
     assert fake.starts == 1
+
+
+def test_the_loss_of_its_node_ends_the_service(service: Supervisor) -> None:
+    def lost(start: int) -> None:
+        if start == 2:
+            raise NodeLost("the Ray node of this machine has ended")
+
+    fake: Any = service.coordinator
+    fake.on_start, fake.on_call = lost, lambda _: end("killed")
+    service.start()
+    wait(lambda: service.failure is not None)
+    with pytest.raises(NodeLost):
+        service.check()
+    assert fake.starts == 2
+
+
+def test_a_stop_is_heard_while_it_starts(service: Supervisor) -> None:
+    with pytest.raises(ServiceUnavailable, match="stopped before the coordinator was up"):
+        service.start(lambda: True)
+
+
+def test_a_coordinator_that_does_not_answer_is_not_asked_twice(service: Supervisor) -> None:
+    fake: Any = service.coordinator
+    service.start()
+    asked = []
+
+    def silent(method: str, *_: Any, timeout_s: float) -> Any:
+        asked.append(method)
+        end("it has not answered")
+
+    assert service._fleet.kept.acquire(timeout=5)
+    service._stopping.set()
+    service._thread.join(5)
+    fake.call = silent
+    service.stop()
+    assert asked == ["wind_down"]
 
 
 def test_an_error_of_the_fleet_is_no_end(

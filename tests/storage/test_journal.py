@@ -102,6 +102,11 @@ def test_a_failed_append_leaves_the_file_as_it_was(
         patch.setattr(os, "fsync", fail)
         with pytest.raises(StorageError, match="No space left"):
             journal.append({"lost": 1})
+        patch.setattr(os, "ftruncate", lambda fd, _: fail(fd))
+        with pytest.raises(StorageError, match="No space left"):
+            journal.append({"lost": 2})
+        patch.undo()
+        os.truncate(path, len(written[0]))
     assert path.read_bytes() == written[0]
     journal.append({"kept": 1})
     journal.close()
