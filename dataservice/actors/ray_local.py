@@ -45,23 +45,23 @@ def joined_ray(address: str | None, *, resource: str, num_cpus: int | None = Non
     import ray
 
     if address is not None:
-        ray.init(address=address, log_to_driver=True)
         try:
+            ray.init(address=address, log_to_driver=True)
             yield ray
         finally:
             ray.shutdown()
         return
     with own_folder("ray-") as own_files, guarded(own_files):
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            resources={resource: 1.0},
-            _node_ip_address=LOOPBACK,
-            _temp_dir=own_files,
-            log_to_driver=True,
-        )
-        try:
+        try:  # also what was begun: at its exit Ray would make the folder anew
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                resources={resource: 1.0},
+                _node_ip_address=LOOPBACK,
+                _temp_dir=own_files,
+                log_to_driver=True,
+            )
             yield ray
         finally:
             ray.shutdown()

@@ -16,6 +16,7 @@ from support.demo_config import demo_config
 from support.harness import Delivery, delivery_of
 from support.proof import clean_run, nothing_leaks, prove_same
 from support.service_processes import ServiceProcesses, free_port
+from support.until import until
 from support.worker_process import WorkerProcesses
 
 from dataservice.actors.state_log import open_state
@@ -106,7 +107,7 @@ def test_refused_while_the_first_one_lives(tmp_path: Path) -> None:
         with elsewhere(config, tmp_path, free_port()) as second:
             assert second.wait(60) == 1
         assert f"process {pid} on" in (tmp_path / "elsewhere.log").read_text()
-        assert service.status()["epoch"] == 1
+        until("the first one is open", lambda: service.status().get("epoch") == 1, 20.0)
 
 
 @pytest.mark.slow

@@ -93,16 +93,22 @@ def temporary() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-def test_killed_then_ended_in_order(tmp_path: Path, temporary: str) -> None:
+def indexed(folder: Path) -> tuple[Path, str]:
+    """Path of a config, and the endpoint to serve it at."""
     workers = {"count": 2, "max": 2, "decode_threads": 1, "resource": RESOURCE}
-    path = write_config(tmp_path, demo_settings(tmp_path, workers=workers))
+    path = write_config(folder, demo_settings(folder, workers=workers))
     config = load_config(str(path))
     Path(config.index_dir).mkdir()
     update_index(config)
-    clean = clean_run(config, dp_size=2, micro_steps=2, steps=STEPS)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        return path, f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_killed_then_ended_in_order(tmp_path: Path, temporary: str) -> None:
+    path, endpoint = indexed(tmp_path)
+    config = load_config(str(path))
+    clean = clean_run(config, dp_size=2, micro_steps=2, steps=STEPS)
     started = path, endpoint, temporary, tmp_path / "serve.log"
     reading, at = threading.Event(), [0.0, 0.0]
     got: list[Any] = []
@@ -159,3 +165,33 @@ def test_killed_then_ended_in_order(tmp_path: Path, temporary: str) -> None:
         f"recovered in {longest_gap(readers.deliveries):.1f} s; all processes of a killed one "
         f"ended in {at[1] - at[0]:.1f} s, of one that was asked to in {ended:.1f} s"
     )
+
+
+@pytest.mark.parametrize("after_s", [3.0, 4.0, 5.0, 6.0])
+def test_ended_while_it_starts(tmp_path: Path, temporary: str, after_s: float) -> None:
+    path, endpoint = indexed(tmp_path)
+    with nothing_leaks():
+        process = Serving(path, endpoint, temporary, tmp_path / "serve.log").process
+        try:
+            time.sleep(after_s)
+            process.send_signal(signal.SIGTERM)
+            process.wait(GRACE_S)
+        finally:
+            process.kill()
+            process.wait()
+        until("its folder is removed", lambda: not os.listdir(temporary), 20.0)
+
+
+def test_its_raylet_is_killed(tmp_path: Path, temporary: str) -> None:
+    path, endpoint = indexed(tmp_path)
+    log = tmp_path / "serve.log"
+    with nothing_leaks():
+        with serving(path, endpoint, temporary, log) as service:
+            (raylet,) = [p for p in service.all_processes() if p.name() == "raylet"]
+            killed = time.monotonic()
+            raylet.kill()
+            assert service.process.wait(CHILDREN_S) == 2
+            print(f"serve had ended after {time.monotonic() - killed:.1f} s")
+        until("its folder is removed", lambda: not os.listdir(temporary), 20.0)
+    last = log.read_text().strip().splitlines()[-1]
+    assert last.startswith("error: the Ray node of this machine has ended"), last
