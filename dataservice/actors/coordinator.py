@@ -18,7 +18,9 @@ from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
 from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
+from dataservice.actors.plan_messages import PlanInfo
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
+from dataservice.actors.planning_ahead import PLANNER_RESTARTS
 from dataservice.actors.scaling_desk import ScalingDesk
 from dataservice.actors.session_desk import SessionDesk
 from dataservice.actors.shared import Shared
@@ -28,7 +30,7 @@ from dataservice.actors.status import status_of
 from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
-from dataservice.errors import JobHeld
+from dataservice.errors import DeadlineExceeded, JobHeld, ServiceUnavailable
 from dataservice.wire.messages import GetStatus, StatusReport
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ class Coordinator:
         if shared.log.ownership is not None:
             keep = partial(self._keep_ownership, shared.log.ownership)
             self._tasks.append(asyncio.ensure_future(kept_up("ownership", keep)))
-        shared.info = await shared.planner.open(shared.config_json)
+        shared.info = await self._open_plan()
         for warning in shared.info.warnings:
             _LOG.warning("%s", warning)
         self.counting.opened(shared.info)
@@ -93,6 +95,19 @@ class Coordinator:
         """No more steps from now on; what was handed out is still built and served."""
         self.shared.winding_down = True
         self.shared.changes.notify()
+
+    async def _open_plan(self) -> PlanInfo:
+        """Tried again where the planning process ends meanwhile."""
+        lost = 0
+        while True:
+            try:
+                return await self.shared.planner.open(self.shared.config_json)
+            except (ServiceUnavailable, DeadlineExceeded) as error:
+                lost += 1
+                self.shared.counters["planners_lost"] += 1
+                if lost > PLANNER_RESTARTS:
+                    raise
+                _LOG.warning("%s; a new one is started", error)
 
     async def stop(self) -> None:
         self.wind_down()

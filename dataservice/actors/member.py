@@ -70,13 +70,16 @@ class Member:
             yield answer
 
     async def _join(self) -> None:
+        """Returns without having joined when it is stopping."""
         until = time.monotonic() + ORPHAN_S
         while True:
             try:
                 self._joined(await self.call(self._hello()))
                 return
             except (ServiceUnavailable, DeadlineExceeded):
-                if self._stopping() or time.monotonic() > until:
+                if self._stopping():
+                    return
+                if time.monotonic() > until:
                     raise
                 await asyncio.sleep(_pause_s())
 
