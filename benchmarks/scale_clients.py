@@ -42,6 +42,9 @@ SPREAD_S = 0.1
 
 class Figures:
     def __init__(self) -> None:
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self.calls: dict[str, list[float]] = defaultdict(list)
         self.late: list[float] = []
         self.errors: list[str] = []
@@ -83,7 +86,7 @@ class Figures:
             "leases_lost": self.leases_lost,
             "waited_s": self.waited_s,
         }
-        self.__init__()  # type: ignore[misc]
+        self._start_anew()
         return found
 
 

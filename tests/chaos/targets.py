@@ -10,6 +10,7 @@ import errno
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
@@ -154,10 +155,10 @@ class Targets:
         elif how == "refused":
             proxy.refuse()
             proxy.reset()
-            undo = lambda: proxy.refuse(False)  # noqa: E731
+            undo = partial(proxy.refuse, False)
         elif how == "slow":
             proxy.delay(0.02 + 0.2 * fault.amount)
-            undo = lambda: proxy.delay(0.0)  # noqa: E731
+            undo = partial(proxy.delay, 0.0)
         else:
             proxy.cut_after(int(200_000 * fault.amount))
         return self._name_of(proxy), undo
