@@ -122,9 +122,11 @@ def test_connections_that_are_reset(config: Config, tmp_path: Path) -> None:
 
 def test_packs_that_are_cut_in_the_middle(config: Config, tmp_path: Path) -> None:
     with proxied(config, tmp_path) as service:
-        cuts = {n: each("cut_after", 1000 + 40_000 * n, of="data") for n in (2, 8, 14, 20)}
+        cuts = {n: each("cut_after", 1000 + 1000 * n, of="data") for n in range(1, 30, 4)}
         readers = read_through(service, config, cuts)
-        assert readers.retries >= 2
+        print(f"{(done := sum(proxy.cuts for proxy in service.data.values()))} cuts")
+        assert done >= 2
+        assert readers.retries >= 1
 
 
 def test_answers_of_the_coordinator_that_are_cut_in_the_middle(
@@ -193,7 +195,7 @@ def test_messages_that_come_twice_late_or_are_lost(
     again behind newer ones, and answers that never come."""
     with proxied(config, tmp_path, seed=seed, twice=0.2, late=0.2, lost=0.1) as service:
         readers = read_through(service, config, {})
-        assert readers.retries >= 1
         done = service.messages.done
-        assert min(done["twice"], done["late"], done["lost"]) >= 1
+        assert min(done["twice"], done["late"], done["lost GetSteps"]) >= 1
+        assert readers.retries >= 1
         print(dict(done))

@@ -1,8 +1,8 @@
 """Stands before a coordinator and passes messages on: late, twice, or with the answer lost, as no
 proxy of bytes can, and with other endpoints of workers.
 
-Invariants: one thread, joined by `close`; what is broken is drawn from the seed, message by message
-in the order in which they come.
+Invariants: one thread, joined by `close`; what is broken is drawn from the seed for each kind of
+message apart, message by message in the order in which they come.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class MessageProxy:
     ) -> None:
         """`via`: a worker's endpoint -> the one that clients are to know it by."""
         self.done: Counter[str] = Counter()
-        """"twice", "late" and "lost", so far, and "passed"."""
-        self._random = random.Random(seed)
+        """"twice", "late" and "lost", so far, and "passed"; and "lost" of each kind."""
+        self._seed = seed
+        self._random: dict[str, random.Random] = {}
         self._shares = {"twice": twice, "late": late, "lost": lost}
         self._via = via
         self._late: set[asyncio.Task[None]] = set()
@@ -67,17 +68,21 @@ class MessageProxy:
             endpoint = await asyncio.to_thread(self._via, request.endpoint)
             request = replace(request, endpoint=endpoint)
         self.done["passed"] += 1
-        if self._drawn("late"):
+        kind = type(request).__name__
+        late, twice, lost = (self._drawn(what, kind) for what in ("late", "twice", "lost"))
+        if late:
             self._late.add(asyncio.ensure_future(self._again(request)))
         answer = await self._pass_on(request)
-        if self._drawn("twice"):
+        if twice:
             answer = await self._pass_on(request)
-        if self._drawn("lost"):
+        if lost:
+            self.done[f"lost {kind}"] += 1
             raise ServiceUnavailable("the answer was lost")
         return answer
 
-    def _drawn(self, what: str) -> bool:
-        drawn = self._random.random() < self._shares[what]
+    def _drawn(self, what: str, kind: str) -> bool:
+        source = self._random.setdefault(kind, random.Random(f"{self._seed} {kind}"))
+        drawn = source.random() < self._shares[what]
         self.done[what] += drawn
         return drawn
 
@@ -85,7 +90,7 @@ class MessageProxy:
         return await self._client.call(request, getattr(request, "wait_s", 0.0) + SLACK_S)
 
     async def _again(self, request: Any) -> None:
-        await asyncio.sleep(self._random.uniform(*LATE_S))
+        await asyncio.sleep(self._random[type(request).__name__].uniform(*LATE_S))
         try:
             await self._pass_on(request)
         except DataServiceError:

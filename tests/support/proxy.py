@@ -27,6 +27,8 @@ class Proxy:
     def __init__(self, target: str, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.target = target
         self.accepted = 0
+        self.cuts = 0
+        """Of `cut_after`, those that have come."""
         self.passed = {"client": 0, "server": 0}
         """Bytes, by the end they were for."""
         self._delay_s = 0.0
@@ -83,6 +85,7 @@ class Proxy:
         """Once: as `reset`, when so many more bytes have passed to that end."""
 
         def cut(data: bytes) -> bytes:
+            self.cuts += 1
             self._loop.call_soon(self._reset)
             return b""
 

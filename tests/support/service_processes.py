@@ -125,12 +125,14 @@ class ServiceProcesses:
         return {"coordinator": self._coordinators.get(node, self.endpoint), "node": node}
 
     def wait_until_up(self, timeout_s: float = START_S) -> None:
-        """Until the coordinator answers."""
+        """Until the coordinator answers and its plan is open."""
         until = time.monotonic() + timeout_s
         while True:
             try:
-                self.status()
-                return
+                if self.status()["state"] != "opening":
+                    return
+                assert time.monotonic() < until, f"the plan is not open within {timeout_s:g} s"
+                time.sleep(POLL_S)
             except DataServiceError as error:
                 if time.monotonic() > until:
                     raise AssertionError(
