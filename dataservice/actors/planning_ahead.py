@@ -116,7 +116,8 @@ class PlanningAhead:
         session.steps[cursor.step] = active
         session.next_cursor = planned.next_cursor
         await self._dealer.deal_step(session, active)
-        self._shared.changes.notify(STEPS, *self._shared.registry.workers)
+        self._shared.changes.notify(STEPS)
+        self._shared.changes.notify_gently(*self._shared.registry.workers)
 
     async def _write_down(self, cursor: CursorState) -> None:
         """The placement; a disk that is full or read-only for a time costs no more than that."""

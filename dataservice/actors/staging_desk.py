@@ -11,12 +11,14 @@ import asyncio
 import dataclasses
 import logging
 import math
+import random
 import time
 from collections.abc import Collection
 
 from dataservice.actors.plan_messages import NeedsRequest
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.core.lanes import lane_nodes
+from dataservice.core.spreading import poll_s
 from dataservice.wire.shards import Shard
 from dataservice.wire.staging import (
     PullStaging,
@@ -105,7 +107,8 @@ class StagingDesk:
     async def pull_staging(self, request: PullStaging) -> Staging:
         seat = self._shared.registry.stager(request.node, request.lease)
         seat.stats = request
-        until = time.monotonic() + min(request.wait_s, self._shared.registry.lease_s)
+        longest = min(request.wait_s, self._shared.registry.lease_s)
+        until = time.monotonic() + poll_s(longest, random.random())
         while self._needs_version == request.version:
             if not await self._shared.changes.wait(until):
                 return Staging(version=self._needs_version, needs=None)

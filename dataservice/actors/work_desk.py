@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -22,6 +23,7 @@ from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
 from dataservice.actors.sharing import Sharing
 from dataservice.actors.steps import ActiveStep
+from dataservice.core.spreading import poll_s
 from dataservice.core.suspicion import Suspicion, after_loss
 from dataservice.errors import (
     ConfigError,
@@ -239,7 +241,8 @@ class WorkDesk:
             self._retire(seat, request.retiring)
         self._sharing.returned(seat, request)
         self._counting.held(seat, request)
-        until = time.monotonic() + min(request.wait_s, seat.lease_s / 2)
+        longest = min(request.wait_s, seat.lease_s / 2)
+        until = time.monotonic() + poll_s(longest, random.random())
         while True:
             session = self._shared.session
             generation = session.generation if session is not None else 0

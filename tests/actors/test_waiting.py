@@ -57,6 +57,46 @@ def test_other_work_is_done_between_waiters_that_are_woken_together() -> None:
     run(check)
 
 
+def test_gentle_news_wakes_its_own_waiters_one_by_one_and_leaves_time_for_other_work() -> None:
+    async def check(changes: Changes) -> None:
+        woken_at: dict[str, float] = {}
+
+        async def wait(topic: str) -> None:
+            assert await changes.wait(later(), topic)
+            woken_at[topic] = time.monotonic()
+
+        topics = [f"worker {number}" for number in range(20)]
+        waiters = [asyncio.ensure_future(wait(topic)) for topic in topics]
+        other = asyncio.ensure_future(changes.wait(later(), "other"))
+        await asyncio.sleep(0)
+        changes.notify_gently("nobody's", *topics[:10])
+        changes.notify_gently(*topics)
+        await asyncio.gather(*waiters)
+        assert list(woken_at) == topics
+        took = woken_at[topics[-1]] - woken_at[topics[0]]
+        assert took >= 0.9 * (len(topics) - 1) * waiting.GAP_S
+        assert not other.done()
+        changes.notify()
+        assert await other
+        assert not changes._gently_due
+
+    run(check)
+
+
+def test_gentle_news_wakes_at_once_who_comes_later() -> None:
+    """Nothing is left of it that would hold up the next."""
+
+    async def check(changes: Changes) -> None:
+        for _ in range(3):
+            waiter = asyncio.ensure_future(changes.wait(later(), "worker"))
+            await asyncio.sleep(0)
+            changes.notify_gently("worker")
+            assert await waiter
+            await asyncio.sleep(3 * waiting.GAP_S)
+
+    run(check)
+
+
 def test_the_time_is_over_without_a_change() -> None:
     async def check(changes: Changes) -> None:
         assert not await changes.wait(later(0.02), "step")

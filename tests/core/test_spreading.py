@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dataservice.core.spreading import HEARTBEATS_S, REPORTS_S, ask_at, lease_of, report_s
+from dataservice.core.spreading import HEARTBEATS_S, REPORTS_S, ask_at, lease_of, poll_s, report_s
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2, 16, 128])
@@ -21,3 +21,9 @@ def test_few_are_not_slowed_down() -> None:
 def test_many_together_are_heard_at_a_bounded_rate() -> None:
     assert 4096 / report_s(4096, 5.0) <= REPORTS_S
     assert 512 / (lease_of(512, 2.0) / 2) <= HEARTBEATS_S
+
+
+def test_polls_that_began_together_end_apart_and_none_is_longer_than_asked() -> None:
+    lasts = [poll_s(3.0, draw) for draw in np.linspace(0, 1, 100, endpoint=False)]
+    assert 2.0 < min(lasts) and max(lasts) <= 3.0
+    assert np.diff(lasts).min() > 0.005
