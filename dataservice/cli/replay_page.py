@@ -35,9 +35,22 @@ i { font-style: normal; border-left: 1px solid #c9c9c2; } i.l { background: #cde
 .h { border-left: 4px solid #d55e00; padding-left: .6rem; }
 figure { display: inline-block; margin: .4rem .8rem .4rem 0; }
 figcaption { font-size: 12px; color: #5c6270; } img { border: 1px solid #e3e3de; }
-table { border-collapse: collapse; } td, th { padding: .15rem .7rem .15rem 0; text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; } dt { color: #5c6270; } dd { margin: 0 0 .3rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; } td, th { text-align: left;
+  padding: .15rem 1.1rem .15rem 0; vertical-align: top; white-space: nowrap; }
+td:last-child { white-space: normal; min-width: 20rem; overflow-wrap: anywhere; }
+tr + tr { border-top: 1px solid #e3e3de; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1.1rem; }
+dt { color: #5c6270; } dd { margin: 0; overflow-wrap: anywhere; }
 """
+_COLUMNS = {
+    "micro_step": "micro-step",
+    "dp_rank": "rank",
+    "pack_id": "pack",
+    "number": "number",
+    "tokens": "tokens",
+    "loss_tokens": "with loss",
+    "num_images": "images",
+}
 
 
 def _page(title: str, body: str) -> str:
@@ -51,20 +64,26 @@ def _page(title: str, body: str) -> str:
 
 def index_page(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Links the pages of the packs, which lie beside it."""
-    facts = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in about.items()
-    )
-    names = ("micro_step", "dp_rank", "pack_id", "number", "tokens", "loss_tokens", "num_images")
-    head = "".join(f"<th>{name}</th>" for name in (*names, "digest", "holes", "samples"))
+    dp_size, micro_steps, packs_per_cell = about["sizes"]
+    facts = {
+        "plan": about["plan_digest"],
+        "sizes": f"DP {dp_size} x {micro_steps} micro-steps x packs_per_cell {packs_per_cell}",
+        "left out": about["excluded"] or "nothing",
+        "built by": about["built_by"],
+        "holes": f"those of {about['holes_of']}" if about["holes_of"] else "none are recorded",
+    }
+    told = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+    columns = (*_COLUMNS.values(), "holes", "digest", "samples")
+    head = "".join(f"<th>{name}</th>" for name in columns)
     lines = []
     for row in rows:
-        cells = [escape(str(row[name])) for name in names]
+        cells = [escape(str(row[name])) for name in _COLUMNS]
         cells[2] = f'<a href="{escape(row["file"])}.html">{cells[2]}</a>'
-        cells += [escape(row["digest"][:12]), str(len(row["holes"]))]
+        cells += [str(len(row["holes"])), escape(row["digest"][:12])]
         cells.append(escape(", ".join(row["sample_keys"])))
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    table = f"<table><tr>{head}</tr>{''.join(lines)}</table>"
-    return _page(f"Step {about['step']}, built again", f"<dl>{facts}</dl>\n{table}")
+    table = f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+    return _page(f"Step {about['step']}, built again", f"<dl>{told}</dl>\n{table}")
 
 
 def pack_page(
@@ -76,7 +95,7 @@ def pack_page(
     owners, pictures = arrays["image_doc_ids"], list(pictures_in(arrays, rules))
     parts = [
         "<p>Each token begins at a line; those on green carry loss. Pictures are what the model "
-        "gets.</p>",
+        'gets. <a href="index.html">All packs of the step</a></p>',
         *(f'<p class="h">hole: {escape(hole)}</p>' for hole in row["holes"]),
     ]
     for number, (first, length) in enumerate(zip(bounds[:-1], lengths, strict=True)):
