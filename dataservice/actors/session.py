@@ -71,7 +71,8 @@ class RankProgress:
 
     @property
     def slowest_peer(self) -> int:
-        return min(range(len(self.peers)), key=lambda number: self.peers[number].done)
+        places = [(one.done, one.heard) for one in self.peers]
+        return places.index(min(places))
 
     @property
     def heard(self) -> float:
@@ -173,8 +174,9 @@ class Session:
         return moved
 
     def slowest(self) -> str:
-        """Who holds the others back, in words."""
-        rank = min(range(len(self.ranks)), key=lambda r: self.ranks[r].done)
+        """Who holds the others back, in words; of several, who was not heard for longest."""
+        places = [(one.done, one.heard) for one in self.ranks]
+        rank = places.index(min(places))
         peer = self.ranks[rank].slowest_peer
         progress = self.ranks[rank].peers[peer]
         age = time.monotonic() - progress.heard

@@ -72,6 +72,8 @@ _LOG = logging.getLogger(__name__)
 
 AGAIN_S = 0.2
 """Between two attempts to listen on the port of a server that ended by itself."""
+OUTLIVES_S = 30.0
+"""For which the calls go on that such a server had taken."""
 
 Handler = Callable[[bytes, Any], Awaitable[Any]]
 
@@ -129,6 +131,7 @@ class RunningServer:
         self.port = listening.port
         self.endpoint = _endpoint(host, self.port)
         """ "host:port" with the host as bound; a wildcard bind needs a host of the caller's."""
+        self._dead: dict[Any, asyncio.Future[None]] = {}
         self._turned_away = False
         self._stopping = False
         self._keeper = asyncio.ensure_future(self._keep())
@@ -144,6 +147,9 @@ class RunningServer:
         await self.turn_away()
         await self._listening.server.stop(grace_s)
         await self._keeper
+        for dead, shut_down in tuple(self._dead.items()):
+            await dead.stop(0)
+            await shut_down
 
     async def _keep(self) -> None:
         while True:
@@ -153,6 +159,9 @@ class RunningServer:
             if self._stopping:
                 return
             _LOG.error("gRPC's server at %s ended by itself: another is started", self.endpoint)
+            dead = self._listening.server
+            if dead not in self._dead:
+                self._dead[dead] = asyncio.ensure_future(self._shut_down(dead))
             try:
                 self._listening = await _listening(self._services, self.host, self.port)
             except ConfigError as error:
@@ -163,6 +172,12 @@ class RunningServer:
             if self._stopping:
                 await self._listening.server.stop(0)
                 return
+
+    async def _shut_down(self, dead: Any) -> None:
+        """Frees what it holds; gRPC does not."""
+        with contextlib.suppress(UnicodeDecodeError):
+            await dead.stop(OUTLIVES_S)
+        del self._dead[dead]
 
 
 async def start_server(
@@ -210,7 +225,7 @@ async def _listening(services: _Services, host: str, port: int) -> _Listening:
         keep_freed_blocks()
         handler = grpc.unary_stream_rpc_method_handler(_stream_handler(data))
         await _add_service(server, health, DATA_SERVICE, {"StreamPack": handler})
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, _ByName(server))
     try:
         bound = server.add_insecure_port(_endpoint(host, port))
     except RuntimeError as error:
@@ -223,6 +238,20 @@ async def _listening(services: _Services, host: str, port: int) -> _Listening:
     new = asyncio.all_tasks() - before
     loop = next((task for task in new if "_server_main_loop" in repr(task)), None)
     return _Listening(server, health, bound, loop)
+
+
+class _ByName:
+    """Takes generated handlers for a server, by name alone.
+
+    For each that is registered gRPC has memory at hand into which its core writes a call; a server
+    that ends by itself gives that memory back too early, and the core writes into others' objects.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Not wanted; the generic handlers are the same."""
 
 
 async def _add_service(

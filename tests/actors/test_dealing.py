@@ -50,6 +50,15 @@ def test_the_slowest_rank_is_known_without_looking_at_all(
         assert moved == (session.done_step > before)
 
 
+def test_of_ranks_at_the_same_place_the_one_that_is_silent_is_named() -> None:
+    session = session_of(3)
+    for rank in (0, 1, 2, 0, 2):
+        session.progress(rank, 0, (2, 0), 0.0)
+    assert session.slowest().startswith("rank 1 is at step 2 micro-step 0")
+    session.progress(1, 0, (2, 1), 0.0)
+    assert session.slowest().startswith("rank 0 is at step 2 micro-step 0")
+
+
 def test_other_calls_are_answered_while_a_step_is_dealt(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
