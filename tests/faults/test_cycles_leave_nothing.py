@@ -21,6 +21,8 @@ from trainer_client import PackStream, ParallelLayout
 CYCLES = 50
 WARM_CYCLES = 10
 """Until threads and connections that are kept have been made."""
+FEW = 5
+"""More threads that gRPC's pools may have under load; one left of each client would be 50."""
 STEPS = 2
 
 
@@ -75,12 +77,13 @@ def test_of_a_client(config: Config, tmp_path: Path) -> None:
                 assert client_cycle(service.endpoint, steps=STEPS, close=cycle % 2 == 0)
             gc.collect()
         assert service.status()["counters"]["sessions"] - sessions == CYCLES
+        most = {name: (fds, threads + FEW, kids) for name, (fds, threads, kids) in before.items()}
         until(
-            f"no process of the service holds more than {before} and a few of gRPC's threads",
+            f"no process of the service holds more than {most}",
             lambda: all(
-                now <= then + CYCLES // 10
+                now <= then
                 for name, figures in held(service).items()
-                for now, then in zip(figures, before[name], strict=True)
+                for now, then in zip(figures, most[name], strict=True)
             ),
             timeout_s=20.0,
         )
