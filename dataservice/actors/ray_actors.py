@@ -12,6 +12,7 @@ import ray
 
 from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.coordinator_web import start_coordinator_web
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.quiet_gc import keep_gc_quiet
@@ -20,6 +21,7 @@ from dataservice.actors.state_log import open_state
 from dataservice.actors.watchdog import keep_beating, watched
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
+from dataservice.obs.web import WebServer
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
@@ -46,10 +48,12 @@ class CoordinatorActor:
         self._config: Config = config_from_json(config_json)
         self._coordinator: Coordinator | None = None
         self._server: RunningServer | None = None
+        self._web: WebServer | None = None
         self._beating: asyncio.Future[None] | None = None
 
-    async def start(self, port: int | None) -> str:
-        """Returns the endpoint once control calls are answered; `port` in place of the config's."""
+    async def start(self, port: int | None, http_port: int | None) -> tuple[str, int | None]:
+        """Returns the endpoint once control calls are answered, and the port of the status page;
+        `port` and `http_port` are those of before, in place of the config's."""
         config = self._config
         self._beating = asyncio.ensure_future(keep_beating(COORDINATOR_STILL_S))
         log = await asyncio.to_thread(open_state, config)
@@ -64,9 +68,12 @@ class CoordinatorActor:
         endpoint = f"{host}:{self._server.port}"
         if log.ownership is not None:
             log.ownership.endpoint = endpoint
+        self._web = await start_coordinator_web(
+            self._coordinator, serving, port=self._server.port, again=http_port
+        )
         await self._coordinator.start()
         keep_gc_quiet()
-        return endpoint
+        return endpoint, None if self._web is None else self._web.port
 
     @property
     def coordinator(self) -> Coordinator:
@@ -96,6 +103,8 @@ class CoordinatorActor:
         self.coordinator.wind_down()
 
     async def stop(self) -> None:
+        if self._web is not None:
+            await self._web.stop()
         if self._server is not None:
             await self._server.stop(1.0)
         if self._coordinator is not None:

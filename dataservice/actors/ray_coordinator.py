@@ -51,12 +51,18 @@ class RayCoordinator:
         self._config = config
         self._handle: Any = None
         self._endpoint = ""
+        self._http_port: int | None = None
         self._process: _Process | None = None
 
     @property
     def endpoint(self) -> str:
         """ "" before the first start."""
         return self._endpoint
+
+    @property
+    def http_port(self) -> int | None:
+        """Of the status page; None without one."""
+        return self._http_port
 
     @property
     def is_up(self) -> bool:
@@ -74,7 +80,8 @@ class RayCoordinator:
         try:
             self._process = None
             self._process = _Process(self._answer(handle.pid.remote(), given_up))
-            self._endpoint = self._answer(handle.start.remote(port), given_up)
+            started = handle.start.remote(port, self._http_port)
+            self._endpoint, self._http_port = self._answer(started, given_up)
         except BaseException:
             self._end(handle)
             raise

@@ -338,12 +338,29 @@ class WorkersSection(Section):
         return self
 
 
+class TlsSection(Section):
+    cert_file: PathStr
+    key_file: PathStr
+    ca_file: PathStr | None = None
+    mutual: bool = False
+    server_name: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _mutual_has_its_ca(self) -> Self:
+        if self.mutual and self.ca_file is None:
+            raise ValueError("mutual: true needs ca_file: who signs the clients' certificates")
+        return self
+
+
 class ServingSection(Section):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 7070
+    http_port: Annotated[int, Field(ge=0, le=65535)] | Literal["auto"] | None = "auto"
     plan_ahead_steps: Count = 8
     lease_s: Seconds = 2.0
     open_timeout_s: Seconds = 30.0
+    tls: TlsSection | None = None
+    token_file: PathStr | None = None
     insecure: bool = False
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from dataservice.config.cost_file import load_cost_file
 from dataservice.config.mixtures import named_sources
 from dataservice.config.parsing import described, parse_config
-from dataservice.config.schema import ConfigFile, SegregateSection, SourceSection
+from dataservice.config.schema import ConfigFile, SegregateSection, ServingSection, SourceSection
 from dataservice.config.values import masked
 from dataservice.core.exclusions import (
     ExcludedSample,
@@ -36,6 +36,7 @@ from dataservice.core.settings import (
 from dataservice.core.vision import VisionRules
 from dataservice.errors import ConfigError
 from dataservice.pipeline.text_settings import TextSettings
+from dataservice.rpc.security import ServerSecurity, Tls
 from dataservice.storage.sources import SourceFiles
 
 
@@ -88,14 +89,24 @@ class ServingSettings:
     host: str
     port: int
     """Of the coordinator; 0 = any free one."""
+    http_port: int | Literal["auto"] | None
+    """Of the coordinator's status page and metrics; 0 = any free one, auto = port + 1, or any free
+    one where port is 0; None = none."""
     plan_ahead_steps: int
     """How many steps any rank may lead the slowest."""
     lease_s: float
     """Workers and stagers silent for so long are taken for dead."""
     open_timeout_s: float
     """A rank that came and has not asked again for so long counts as missing."""
+    tls: Tls | None
+    token_file: str | None
+    """Of the bearer token that every call must carry."""
     insecure: bool
     """Allows a host other than loopback, without TLS or token."""
+
+    @property
+    def security(self) -> ServerSecurity:
+        return ServerSecurity(tls=self.tls, token_file=self.token_file, insecure=self.insecure)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +197,7 @@ def _build(file: ConfigFile) -> Config:
         state_dir=file.state_dir,
         staging=StagingSettings(**file.staging.model_dump()),
         workers=WorkerSettings(**file.workers.model_dump()),
-        serving=ServingSettings(**file.serving.model_dump()),
+        serving=_build_serving(file.serving),
         errors=ErrorPolicy(**file.errors.model_dump()),
         ranks_per_node=file.ranks_per_node,
         exclude=exclusions(
@@ -202,6 +213,11 @@ def _build(file: ConfigFile) -> Config:
             ),
         ),
     )
+
+
+def _build_serving(section: ServingSection) -> ServingSettings:
+    tls = None if section.tls is None else Tls(**section.tls.model_dump())
+    return ServingSettings(**section.model_dump(exclude={"tls"}), tls=tls)
 
 
 def _source_files(source: SourceSection) -> SourceFiles:

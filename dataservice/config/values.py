@@ -22,9 +22,7 @@ _UNITS = {"": 1} | {
 _TAKE = re.compile(r"all|(first|end|random):([0-9]+|[0-9]+(\.[0-9]+)?%)")
 _STEPS = re.compile(r"([0-9]+):([0-9]+)")
 _MOST_SHOWN = 10**15
-_SECRET_KEY = re.compile(
-    r"(^|_)(secret|password|passwd|credentials?|(?<!^image_)token|token_file|key)$", re.I
-)
+_SECRET_KEY = re.compile(r"(^|_)(secret|password|passwd|credentials?|(?<!^image_)token|key)$", re.I)
 
 
 def masked(key: str, value: object) -> object:
