@@ -44,6 +44,8 @@ from dataservice.wire.counting import GetRoots, ReportCounts, Roots
 from dataservice.wire.messages import (
     COORDINATOR_METHODS,
     Assignment,
+    Drain,
+    Drained,
     GetAssignment,
     GetStatus,
     GetSteps,
@@ -111,6 +113,8 @@ class CoordinatorService(Protocol):
     async def get_status(self, request: GetStatus) -> StatusReport: ...
 
     async def scale(self, request: ScaleWorkers) -> Scaled: ...
+
+    async def drain(self, request: Drain) -> Drained: ...
 
 
 class DataService(Protocol):
