@@ -17,7 +17,13 @@ from typing import Annotated
 import typer
 
 from dataservice import __version__
-from dataservice.cli import data_commands, plan_commands, replay_command, service_commands
+from dataservice.cli import (
+    data_commands,
+    operator_commands,
+    plan_commands,
+    replay_command,
+    service_commands,
+)
 from dataservice.errors import DataServiceError
 
 app = typer.Typer(
@@ -35,7 +41,9 @@ app.command("fit-cost")(plan_commands.fit_cost)
 app.command()(plan_commands.simulate)
 app.command()(service_commands.serve)
 app.command()(service_commands.status)
+app.command()(operator_commands.top)
 app.command()(service_commands.scale)
+app.command()(operator_commands.drain)
 app.command()(replay_command.replay)
 
 

@@ -1,0 +1,93 @@
+"""Commands for who operates a service: `top`, `drain`, `doctor` and `bench`.
+
+Invariants: as in app.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import orjson
+import typer
+
+from dataservice.cli.arguments import AsJson
+from dataservice.cli.service_commands import Endpoint
+from dataservice.errors import ConfigError
+
+
+def top(
+    endpoint: Endpoint,
+    every: Annotated[
+        float, typer.Option(min=0.2, metavar="SECONDS", help="Between two looks.")
+    ] = 1.0,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many looks. Default: until q, but one where no terminal is."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a service live: who waits for whom, workers, staging, events. Ends with q or Ctrl-C.
+
+    A service that is away is waited for. With --json one object a look.
+    """
+    from dataservice.cli.top_run import print_looks, watch
+
+    if as_json or count is not None:
+        print_looks(endpoint, every_s=every, count=count, as_json=as_json)
+    else:
+        watch(endpoint, every_s=every)
+
+
+def drain(
+    endpoint: Endpoint,
+    worker: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="One worker; another takes its place, unless scaled down."),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODE", help="A data node: its host, or its id in Ray, or how that begins."
+        ),
+    ] = None,
+    now: Annotated[
+        bool,
+        typer.Option("--now", help="What is built and not fetched is built anew elsewhere."),
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take a drained node back.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until nothing is left.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.0, help="Longest that --wait waits.")] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Take a worker, a node or the whole service out of service; nothing is lost.
+
+    A worker hands over what it has not begun and leaves once the rest is fetched. The lanes of a
+    node move at once, its workers leave, and nothing runs there until --undo, or until it joins Ray
+    anew. The service hands out no more steps: stopped then and served again, it goes on from there.
+
+    Exits with 1 when --wait ended before it was done.
+    """
+    from dataservice.cli.drain_run import drain as drained
+    from dataservice.rpc.client import CoordinatorClient
+    from dataservice.wire.messages import Drain
+
+    if worker is not None and node is not None:
+        raise ConfigError("--worker and --node: name one of them")
+    if undo and node is None:
+        raise ConfigError("--undo: takes a node back; name it with --node")
+    if "" in (worker, node):
+        raise ConfigError("--worker or --node is empty: name one, or give neither for the service")
+    request = Drain(worker=worker or "", node=node or "", now=now, undo=undo)
+    with CoordinatorClient(endpoint) as client:
+        told = drained(
+            client,
+            request,
+            timeout_s=timeout_s if wait else None,
+            say=lambda words: typer.echo(words, err=True),
+        )
+    if as_json:
+        typer.echo(orjson.dumps(dataclasses.asdict(told)))
+    else:
+        typer.echo(told.words)
+    raise typer.Exit(1 if wait and not told.done else 0)
