@@ -44,6 +44,7 @@ app.command()(service_commands.status)
 app.command()(operator_commands.top)
 app.command()(service_commands.scale)
 app.command()(operator_commands.drain)
+app.command()(operator_commands.doctor)
 app.command()(replay_command.replay)
 
 

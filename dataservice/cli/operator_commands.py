@@ -91,3 +91,27 @@ def drain(
     else:
         typer.echo(told.words)
     raise typer.Exit(1 if wait and not told.done else 0)
+
+
+def doctor(
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG]", help="A run's YAML file, to check what it names, too."),
+    ] = None,
+    cache_dir: Annotated[
+        str | None, typer.Option(help="In place of staging.cache_dir, to measure its disk.")
+    ] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(help="In place of state_dir, to measure its disk.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, what is installed and what a config names, and say what to do.
+
+    Takes some ten seconds, and writes at most 256 MiB, which it removes. Run it on every node.
+    Exits with 1 when there is a problem; warnings cost speed or safety, not the run.
+    """
+    from dataservice.cli.doctor_run import findings_of, show
+
+    findings = findings_of(config, cache_dir=cache_dir, state_dir=state_dir)
+    raise typer.Exit(0 if show(findings, as_json=as_json) else 1)
