@@ -45,6 +45,7 @@ app.command()(operator_commands.top)
 app.command()(service_commands.scale)
 app.command()(operator_commands.drain)
 app.command()(operator_commands.doctor)
+app.command()(operator_commands.bench)
 app.command()(replay_command.replay)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from dataservice.cli.arguments import AsJson
+from dataservice.cli.arguments import AsJson, ConfigPath
 from dataservice.cli.service_commands import Endpoint
 from dataservice.errors import ConfigError
 
@@ -115,3 +115,44 @@ def doctor(
 
     findings = findings_of(config, cache_dir=cache_dir, state_dir=state_dir)
     raise typer.Exit(0 if show(findings, as_json=as_json) else 1)
+
+
+def bench(
+    config: ConfigPath,
+    pack_s: Annotated[
+        float | None,
+        typer.Option(min=1e-4, help="Seconds that a GPU takes for a pack, forward and backward."),
+    ] = None,
+    gpus: Annotated[
+        int, typer.Option(min=1, help="Data-parallel ranks, for the number of workers in all.")
+    ] = 1,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, max=600.0, help="That it takes, about.")
+    ] = 20.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast this machine builds packs of a config's own data: workers per GPU.
+
+    Builds the first packs of the run as a worker does, and reads as a stager does; writes nothing
+    but a file beside the cache that it removes. Run it on a machine that will run workers.
+    """
+    from rich.console import Console
+
+    from dataservice.cli.bench_run import measure, needs_table, notes, table_of, told
+    from dataservice.cli.index_view import open_index
+    from dataservice.config import load_config
+
+    settings = load_config(config)
+    open_index(settings)
+    measured = measure(
+        settings, seconds=seconds, say=lambda words: typer.echo(f"{words} ...", err=True)
+    )
+    found = told(measured, pack_s=pack_s, gpus=gpus)
+    if as_json:
+        typer.echo(orjson.dumps(found))
+        return
+    console = Console()
+    console.print(table_of(found), highlight=False)
+    console.print(needs_table(found))
+    for note in notes(found):
+        console.print(note, highlight=False)
