@@ -38,15 +38,6 @@ MOST_READ_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    specs: tuple[PackSpec, ...]
-    """In the order of need; padding packs are left out."""
-    seconds: float
-    """Once the plan was open."""
-    open_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
     """By one worker process."""
 
@@ -76,24 +67,24 @@ class Read:
     streams: int
 
 
-def planned(config: Config, *, most_s: float) -> Planned:
-    """The packs of the first steps. ConfigError where there is none."""
-    began = time.perf_counter()
+def planned(config: Config, *, most_s: float) -> list[PackSpec]:
+    """The packs of the first steps in the order of need, without padding packs; `most_s` counts
+    once the first step is there. ConfigError where there is none."""
+    specs: list[PackSpec] = []
+    until: float | None = None
     with contextlib.closing(Planner(config)) as planner:
-        opened = time.perf_counter()
-        specs: list[PackSpec] = []
         for step in _steps(planner, config):
             specs += [
                 spec_of(packed)
                 for packed, lane in zip(step.specs, _lanes(step), strict=True)
                 if lane >= 0
             ]
-            if len(specs) >= MOST_PACKS or time.perf_counter() - opened > most_s:
+            until = until or time.perf_counter() + most_s
+            if len(specs) >= MOST_PACKS or time.perf_counter() > until:
                 break
-        seconds = time.perf_counter() - opened
     if not specs:
         raise ConfigError("the plan has no pack to build: see `dataservice plan CONFIG`")
-    return Planned(specs=tuple(specs), seconds=seconds, open_s=opened - began)
+    return specs
 
 
 def _lanes(step: PlannedStep) -> list[int]:

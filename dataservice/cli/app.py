@@ -50,8 +50,8 @@ app.command()(replay_command.replay)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits: 0, 1 if `lint` rejects or `stage` fails to copy something, 2 for
-    a user's error."""
+    """Runs one command and exits: 0, 1 if `lint` rejects, `stage` fails to copy something, `doctor`
+    finds a problem or `drain --wait` is not done in time, 2 for a user's error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:

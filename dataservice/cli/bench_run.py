@@ -17,7 +17,7 @@ from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 
-from dataservice.actors.measuring import Built, Planned, Read, built, planned, read
+from dataservice.actors.measuring import Built, Read, built, planned, read
 from dataservice.cli import disk_speed
 from dataservice.config import Config
 from dataservice.core.autoscale import BUSY_AT_MOST
@@ -30,7 +30,6 @@ PACK_S = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    planned: Planned
     built: Built
     read: Read
     cache: disk_speed.Speed | None
@@ -54,16 +53,16 @@ class Need:
 def measure(config: Config, *, seconds: float, say: Callable[[str], None]) -> Measured:
     """Takes about `seconds` besides what opening the plan takes."""
     say("planning the first steps")
-    plan = planned(config, most_s=seconds / 4)
+    specs = planned(config, most_s=seconds / 4)
     say(f"building packs for {seconds / 2:.0f} s")
-    packs = built(config, plan.specs, most_s=seconds / 2)
+    packs = built(config, specs, most_s=seconds / 2)
     say("reading")
-    origin = read(config, plan.specs, most_s=seconds / 8)
+    origin = read(config, specs, most_s=seconds / 8)
     folder, cache = config.staging.cache_dir, None
     if folder is not None:
         with tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".bench-") as own:
             cache = disk_speed.sequential(own, most_bytes=MOST_CACHE_BYTES, most_s=seconds / 16)
-    return Measured(planned=plan, built=packs, read=origin, cache=cache)
+    return Measured(built=packs, read=origin, cache=cache)
 
 
 def _existing(folder: str) -> str:
@@ -95,8 +94,6 @@ def told(measured: Measured, *, pack_s: float | None, gpus: int) -> dict[str, An
     packs, origin = measured.built, measured.read
     needs = [need_of(packs, seconds) for seconds in ([pack_s] if pack_s else PACK_S)]
     return {
-        "planned_packs_per_s": len(measured.planned.specs) / max(measured.planned.seconds, 1e-9),
-        "open_s": measured.planned.open_s,
         "packs": packs.packs,
         "packs_per_s": packs.packs / packs.seconds,
         "packs_per_core_s": 1 / cores_a_pack_per_s(packs),
@@ -127,7 +124,6 @@ def told(measured: Measured, *, pack_s: float | None, gpus: int) -> dict[str, An
 def table_of(found: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     origin, cache = found["origin"], found["cache"]
-    table.add_row("planning", f"{found['planned_packs_per_s']:,.0f} packs/s")
     table.add_row(
         "one worker here",
         f"{_short(found['packs_per_s'])} packs/s, {_short(found['images_per_s'])} images/s "
