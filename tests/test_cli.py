@@ -457,7 +457,7 @@ def test_commands_and_options_are_these() -> None:
         ],
         "status": ["--json", "endpoint"],
         "scale": ["--json", "endpoint", "workers"],
-        "top": ["--count", "--every", "--json", "endpoint"],
+        "top": ["--count", "--every-s", "--json", "endpoint"],
         "drain": [
             "--json",
             "--node",

@@ -18,9 +18,7 @@ from dataservice.errors import ConfigError
 
 def top(
     endpoint: Endpoint,
-    every: Annotated[
-        float, typer.Option(min=0.2, metavar="SECONDS", help="Between two looks.")
-    ] = 1.0,
+    every_s: Annotated[float, typer.Option(min=0.2, help="Between two looks.")] = 1.0,
     count: Annotated[
         int | None,
         typer.Option(min=1, help="So many looks. Default: until q, but one where no terminal is."),
@@ -34,9 +32,9 @@ def top(
     from dataservice.cli.top_run import print_looks, watch
 
     if as_json or count is not None:
-        print_looks(endpoint, every_s=every, count=count, as_json=as_json)
+        print_looks(endpoint, every_s=every_s, count=count, as_json=as_json)
     else:
-        watch(endpoint, every_s=every)
+        watch(endpoint, every_s=every_s)
 
 
 def drain(
@@ -62,9 +60,12 @@ def drain(
 ) -> None:
     """Take a worker, a node or the whole service out of service; nothing is lost.
 
-    A worker hands over what it has not begun and leaves once the rest is fetched. The lanes of a
-    node move at once, its workers leave, and nothing runs there until --undo, or until it joins Ray
-    anew. The service hands out no more steps: stopped then and served again, it goes on from there.
+    A worker hands over what it has not begun, and leaves once the rest is fetched.
+
+    A node's lanes move at once, its workers leave, and nothing starts there until --undo, or until
+    it joins Ray anew.
+
+    The service hands out no more steps; stopped then and served again, it goes on from there.
 
     Exits with 1 when --wait ended before it was done.
     """
@@ -96,7 +97,7 @@ def drain(
 def doctor(
     config: Annotated[
         str | None,
-        typer.Argument(metavar="[CONFIG]", help="A run's YAML file, to check what it names, too."),
+        typer.Argument(metavar="CONFIG", help="A run's YAML file, to check what it names, too."),
     ] = None,
     cache_dir: Annotated[
         str | None, typer.Option(help="In place of staging.cache_dir, to measure its disk.")

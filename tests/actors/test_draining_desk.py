@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 from actors.bench import Bench, on_bench
-from support.demo_config import demo_config, demo_settings, own_config, write_config
-from support.harness import read_ranks
-from support.local_service import LocalService
+from support.demo_config import demo_settings, write_config
 
 from dataservice.actors.fleet_view import FleetNews
 from dataservice.config import Config, load_config
 from dataservice.errors import ConfigError, ServiceUnavailable
-from dataservice.rpc.client import CoordinatorClient
 from dataservice.wire.messages import Drain, Drained, Progress
 from dataservice.wire.staging import RegisterStager
 
@@ -196,27 +192,3 @@ def test_the_service_is_drained_once_ranks_have_what_they_know_of(
         assert (await bench.status())["winding_down"]
 
     on_bench(config, tmp_path / "s", check)
-
-
-def test_nothing_is_lost_while_nodes_drain_under_a_run(tmp_path: Path) -> None:
-    base = demo_config(tmp_path / "base")
-    with LocalService(own_config(base, tmp_path / "a"), workers=1) as service:
-        calm = read_ranks(service.endpoint, job="test", dp_size=2, micro_steps=2, steps=6)
-    config = own_config(base, tmp_path / "b")
-    with LocalService(config, workers=2, nodes=("n0", "n1")) as service:
-        asked: list[Drained] = []
-
-        def once(_batch: object) -> None:
-            if not asked:
-                with CoordinatorClient(service.endpoint) as client:
-                    asked.append(client.call(Drain(node="n0"), 10.0))
-
-        disturbed = read_ranks(
-            service.endpoint, job="test", dp_size=2, micro_steps=2, steps=6, on_batch=once
-        )
-        status = service.status()
-    assert asked and asked[0].lanes == 0
-    assert disturbed.digests_of_packs() == calm.digests_of_packs()
-    assert {worker["node"] for worker in status["workers"] if not worker["draining"]} == {"n1"}
-    assert all(not s["lanes"] for s in status["stagers"] if s["node"] == "n0")
-    assert json.dumps(status["drained_nodes"]) == '["n0"]'

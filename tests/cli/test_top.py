@@ -159,7 +159,7 @@ def test_rates_are_what_changed_between_two_looks_unless_they_are_told() -> None
 
 def test_prints_looks_for_programs_and_pipes(capsys: pytest.CaptureFixture[str]) -> None:
     with FakeCoordinator(report()) as fake:
-        assert run("top", fake.endpoint, "--json", "--count", 2, "--every", 0.2) == 0
+        assert run("top", fake.endpoint, "--json", "--count", 2, "--every-s", 0.2) == 0
         looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [look["status"]["job"] for look in looks] == ["vlm", "vlm"]
         assert looks[1]["verdict"] == "No rank is waiting."
@@ -237,7 +237,7 @@ def test_lives_through_a_coordinator_that_goes_and_comes_back_and_ends_with_q() 
     fake = FakeCoordinator(report())
     with fake:
         endpoint = fake.endpoint
-    with terminal("top", endpoint, "--every", "0.2") as shown:
+    with terminal("top", endpoint, "--every-s", "0.2") as shown:
         with fake:
             shown.until(lambda text: "No rank is waiting." in text and "w1" in text)
             fake.report = report(session=session(4, waited_share=[0, 0, 0.4, 0]))
@@ -254,7 +254,7 @@ def test_lives_through_a_coordinator_that_goes_and_comes_back_and_ends_with_q() 
 
 
 def test_ends_with_ctrl_c_while_nobody_answers() -> None:
-    with terminal("top", "127.0.0.1:1", "--every", "0.2") as shown:
+    with terminal("top", "127.0.0.1:1", "--every-s", "0.2") as shown:
         shown.until(lambda text: "127.0.0.1:1" in text)
         os.killpg(shown.process.pid, 2)
         assert shown.end() == 0
