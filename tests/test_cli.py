@@ -248,6 +248,8 @@ class FakeCoordinator:
             "worst_shards": {"caption/a.jsonl": 3},
             "quarantine": "/state/quarantine.jsonl",
             "target_workers": 2,
+            "winding_down": True,
+            "drained_nodes": ["d" * 56, "e" * 56],
             "scaling": {"reason": "trainers wait 12% of their time for packs"},
             "workers": [
                 {"id": "w0"} | worker | {"storage_stalls": 3, "stuck_reads": 1},
@@ -309,6 +311,8 @@ def test_status_says_who_waits_and_fits_80_columns(
         "worker w1 retires: 4 decodes hang",
         "worker w2: 2 decodes hang",
         "w1 (draining)",
+        "no more steps are handed out",
+        "dddddddd, eeeeeeee",
         "trainers wait 12% of their time for packs",
         "1,234",
         "8.1 TB",
