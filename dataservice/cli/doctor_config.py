@@ -7,6 +7,7 @@ LIST_S for each source, not more; a secret is never printed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -166,9 +167,12 @@ def _port(name: str, host: str, port: int, field: str) -> Finding:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(address)
     except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            remedy = "name an address of this machine in serving.host, and a port above 1023"
+            return problem(name, f"{shown}: {error.strerror or error}", remedy)
         return problem(
             name,
-            f"{shown}: {error.strerror or error}",
+            f"{shown} is in use",
             f"stop what listens there (`ss -ltnp` names it; perhaps it is this service, running), "
             f"or choose another {field}",
         )

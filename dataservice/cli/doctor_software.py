@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from dataservice import __version__
 from dataservice.cli.doctor_finding import Finding, ok, problem, warning
@@ -64,9 +64,8 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def packages(requirements: list[str], installed: object) -> Finding:
+def packages(requirements: list[str], installed: Callable[[str], str | None]) -> Finding:
     """`installed`: name -> version or None."""
-    assert callable(installed)
     if not requirements:
         return warning(
             "packages",

@@ -76,12 +76,15 @@ class Asker:
         seen = replace(self.seen, number=self.seen.number + 1)
         try:
             answer: StatusReport = self._client.call(GetStatus(), CALL_TIMEOUT_S)
+            look = Look(at=time.monotonic(), report=orjson.loads(answer.status))
+            while len(self._past) > 1 and look.at - self._past[1].at >= OVER_S:
+                self._past.pop(0)
+            rates = rates_between(self._past[0] if self._past else None, look)
         except DataServiceError as error:
             return replace(seen, trouble=str(error))
-        look = Look(at=time.monotonic(), report=orjson.loads(answer.status))
-        while len(self._past) > 1 and look.at - self._past[1].at >= OVER_S:
-            self._past.pop(0)
-        rates = rates_between(self._past[0] if self._past else None, look)
+        except (LookupError, TypeError, ValueError) as error:
+            why = f"its answer is of another version ({type(error).__name__}: {error})"
+            return replace(seen, trouble=why)
         self._past.append(look)
         return replace(seen, look=look, rates=rates, trouble="")
 

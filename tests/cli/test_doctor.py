@@ -300,6 +300,9 @@ def test_of_ports() -> None:
         assert found.level == "warning"  # the service takes another
         found = list(doctor_config.ports(serving(http_port=port)))[1]
         assert found.level == "problem"
+    for host in ("192.0.2.1", "no.such.host.invalid"):
+        (found,) = doctor_config.ports(serving(host=host, port=port))
+        assert (found.level, "address of this machine" in found.remedy) == ("problem", True)
     (found,) = doctor_config.ports(serving(port=port))
     assert found.level == "ok"
     (found,) = doctor_config.ports(serving())

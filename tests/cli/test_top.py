@@ -125,6 +125,12 @@ def test_a_service_that_is_away_keeps_its_last_look_on_the_screen() -> None:
     assert drawn(None, trouble="nobody answers") == ["nobody answers"]
 
 
+def test_an_opening_service_is_shown_too() -> None:
+    text = "\n".join(drawn({"state": "opening", "job": "vlm", "target_workers": 2}))
+    assert "The service is opening its index." in text
+    assert "workers: none of 2 wanted" in text
+
+
 def test_what_the_service_says_of_itself_is_no_markup() -> None:
     events = [{"at_s": 0, "kind": "k", "text": "[red]x[/red] \x1b[2J", "level": "info"}]
     (line,) = [x for x in drawn(report(events=events)) if "[red]" in x]
@@ -166,6 +172,13 @@ def test_prints_looks_for_programs_and_pipes(capsys: pytest.CaptureFixture[str])
         assert looks[1]["packs_per_s"] == 0.0
         assert run("top", fake.endpoint) == 0
         assert "vlm" in capsys.readouterr().out
+
+
+def test_an_answer_of_another_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeCoordinator(report(workers=[{"name": "w0"}])) as fake:
+        assert run("top", fake.endpoint, "--json", "--count", 2, "--every-s", 0.2) == 0
+    _, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert second["trouble"] == "its answer is of another version (KeyError: 'id')"
 
 
 def test_nobody_at_the_endpoint_is_said(capsys: pytest.CaptureFixture[str]) -> None:
