@@ -120,15 +120,24 @@ def print_looks(endpoint: str, *, every_s: float, count: int | None, as_json: bo
             number = seen.number
             if seen.look is None and seen.trouble:
                 raise DataServiceError(seen.trouble)
+            if number == 1 and _says_too_little(seen):
+                continue
             printed += 1
             if as_json:
                 sys.stdout.write(f"{_as_json(seen)}\n")
                 sys.stdout.flush()
             else:
-                console.print(_drawn(seen, endpoint, console.width, 1000))
+                console.print(_drawn(seen, endpoint, console.width, 1000, keys=False))
 
 
-def _drawn(seen: Seen, endpoint: str, width: int, height: int) -> RenderableType:
+def _says_too_little(seen: Seen) -> bool:
+    """Who waits is known from the second look on, where the service does not say."""
+    return seen.look is not None and bool(seen.look.report.get("session")) and not seen.rates.shares
+
+
+def _drawn(
+    seen: Seen, endpoint: str, width: int, height: int, *, keys: bool = True
+) -> RenderableType:
     return view_of(
         seen.look,
         seen.rates,
@@ -137,6 +146,7 @@ def _drawn(seen: Seen, endpoint: str, width: int, height: int) -> RenderableType
         silent_s=_silent_s(seen),
         width=width,
         height=height,
+        keys=keys,
     )
 
 

@@ -100,9 +100,10 @@ def view_of(
     silent_s: float,
     width: int,
     height: int,
+    keys: bool = True,
 ) -> RenderableType:
     """`look`: the last one that was answered; `trouble`: why there is none since `silent_s`, or
-    ""."""
+    ""; `keys`: whether they are listened to."""
     if look is None:
         words = trouble or f"asking {endpoint}"
         return Group(Text(words, style="bold yellow" if trouble else "bold", overflow="fold"))
@@ -122,7 +123,8 @@ def view_of(
     parts += _table_of_stagers(stagers, shown[1])
     parts.append(_holes(report, width))
     parts += _events(events, shown[2], width)
-    parts.append(Text("q ends", style="dim"))
+    if keys:
+        parts.append(Text("q ends", style="dim"))
     return Group(*parts)
 
 
