@@ -83,14 +83,14 @@ class StagingDesk:
     def map_lanes(self) -> None:
         """By the names of hosts where these differ, which a cluster that is started anew has again:
         its caches hold the lanes that they held before."""
-        stagers = {
-            node: seat
-            for node, seat in self._shared.registry.stagers.items()
-            if node not in self._shared.drained_nodes
-        }
+        stagers, drained = self._shared.registry.stagers, self._shared.drained_nodes
         hosts = [seat.hello.host for seat in stagers.values()]
         by_host = len(set(hosts)) == len(hosts)
-        nodes = {seat.hello.host if by_host else node: node for node, seat in stagers.items()}
+        nodes = {
+            seat.hello.host if by_host else node: node
+            for node, seat in stagers.items()
+            if node not in drained
+        }
         before = self._shared.lane_nodes
         self._holders = self._placed(nodes)
         self._shared.lane_nodes = tuple(nodes.get(name, "") for name in self._holders)
