@@ -19,7 +19,7 @@ from dataservice.actors.shared import Shared
 from dataservice.actors.staging_desk import StagingDesk
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.errors import ConfigError
-from dataservice.wire.messages import Drain, Drained
+from dataservice.wire.draining import Drain, Drained
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dataservice.errors import DeadlineExceeded, ServiceUnavailable
 from dataservice.rpc.client import CoordinatorClient
-from dataservice.wire.messages import Drain, Drained
+from dataservice.wire.draining import Drain, Drained
 
 CALL_TIMEOUT_S = 10.0
 ASK_EVERY_S = 1.0

@@ -71,7 +71,7 @@ def drain(
     """
     from dataservice.cli.drain_run import drain as drained
     from dataservice.rpc.client import CoordinatorClient
-    from dataservice.wire.messages import Drain
+    from dataservice.wire.draining import Drain
 
     if worker is not None and node is not None:
         raise ConfigError("--worker and --node: name one of them")

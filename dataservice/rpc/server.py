@@ -41,11 +41,10 @@ from dataservice.rpc.failures import failure_of
 from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.counting import GetRoots, ReportCounts, Roots
+from dataservice.wire.draining import Drain, Drained
 from dataservice.wire.messages import (
     COORDINATOR_METHODS,
     Assignment,
-    Drain,
-    Drained,
     GetAssignment,
     GetStatus,
     GetSteps,

@@ -12,7 +12,8 @@ from support.demo_config import demo_settings, write_config
 from dataservice.actors.fleet_view import FleetNews
 from dataservice.config import Config, load_config
 from dataservice.errors import ConfigError, ServiceUnavailable
-from dataservice.wire.messages import Drain, Drained, Progress
+from dataservice.wire.draining import Drain, Drained
+from dataservice.wire.messages import Progress
 from dataservice.wire.staging import RegisterStager
 
 

@@ -11,7 +11,7 @@ from support.command import run
 from support.fake_coordinator import FakeCoordinator
 
 from dataservice.cli import drain_run
-from dataservice.wire.messages import Drain, Drained
+from dataservice.wire.draining import Drain, Drained
 
 LEFT = Drained(done=False, workers=("w0",), packs=3, words="packs still to be fetched: 3")
 FEWER = Drained(done=False, workers=("w0",), packs=1, words="packs still to be fetched: 1")

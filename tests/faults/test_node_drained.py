@@ -19,7 +19,7 @@ from support.proof import clean_run, prove_same
 from dataservice.actors.launch import Service
 from dataservice.errors import ServiceUnavailable
 from dataservice.rpc.client import CoordinatorClient
-from dataservice.wire.messages import Drain
+from dataservice.wire.draining import Drain
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from dataservice.errors import ConfigError
 from dataservice.rpc.server import start_server
-from dataservice.wire.messages import Drain, Drained, GetStatus, StatusReport
+from dataservice.wire.draining import Drain, Drained
+from dataservice.wire.messages import GetStatus, StatusReport
 
 
 class FakeCoordinator:
