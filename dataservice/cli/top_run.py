@@ -16,20 +16,18 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from dataservice.cli.top_view import NO_RATES, Look, Rates, rates_between, view_of
-from dataservice.cli.verdict import verdict
+from dataservice.cli.top_view import view_of
 from dataservice.errors import DataServiceError
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.wire.messages import GetStatus, StatusReport
 
 CALL_TIMEOUT_S = 5.0
-OVER_S = 4.0
-"""Rates are of so long, where the service does not tell them."""
 REDRAW_S = 0.2
 QUIT = b"qQ\x03\x04"
 """The last two are Ctrl-C and Ctrl-D, where the terminal sends them as keys."""
@@ -39,11 +37,17 @@ QUIT = b"qQ\x03\x04"
 class Seen:
     """Up to now."""
 
-    look: Look | None = None
-    rates: Rates = NO_RATES
+    report: dict[str, Any] | None = None
+    at: float = 0.0
+    """When it came; monotonic."""
     trouble: str = ""
+    """Why it was not answered last time."""
     number: int = 0
     """Of questions that were answered, one way or the other."""
+
+    @property
+    def silent_s(self) -> float:
+        return 0.0 if self.report is None else time.monotonic() - self.at
 
 
 class Asker:
@@ -54,7 +58,6 @@ class Asker:
         self._every_s = every_s
         self._client = CoordinatorClient(endpoint)
         self._stopping = threading.Event()
-        self._past: list[Look] = []
         self._thread = threading.Thread(target=self._run, name="top")
 
     def __enter__(self) -> Asker:
@@ -76,17 +79,10 @@ class Asker:
         seen = replace(self.seen, number=self.seen.number + 1)
         try:
             answer: StatusReport = self._client.call(GetStatus(), CALL_TIMEOUT_S)
-            look = Look(at=time.monotonic(), report=orjson.loads(answer.status))
-            while len(self._past) > 1 and look.at - self._past[1].at >= OVER_S:
-                self._past.pop(0)
-            rates = rates_between(self._past[0] if self._past else None, look)
         except DataServiceError as error:
             return replace(seen, trouble=str(error))
-        except (LookupError, TypeError, ValueError) as error:
-            why = f"its answer is of another version ({type(error).__name__}: {error})"
-            return replace(seen, trouble=why)
-        self._past.append(look)
-        return replace(seen, look=look, rates=rates, trouble="")
+        report = orjson.loads(answer.status)
+        return replace(seen, report=report, at=time.monotonic(), trouble="")
 
 
 def watch(endpoint: str, *, every_s: float) -> None:
@@ -118,56 +114,36 @@ def print_looks(endpoint: str, *, every_s: float, count: int | None, as_json: bo
                 time.sleep(min(0.05, every_s))
                 continue
             number = seen.number
-            if seen.look is None and seen.trouble:
+            if seen.report is None:
                 raise DataServiceError(seen.trouble)
-            if number == 1 and _says_too_little(seen):
-                continue
             printed += 1
             if as_json:
-                sys.stdout.write(f"{_as_json(seen)}\n")
+                sys.stdout.write(f"{orjson.dumps(_told(seen)).decode()}\n")
                 sys.stdout.flush()
             else:
                 console.print(_drawn(seen, endpoint, console.width, 1000, keys=False))
-
-
-def _says_too_little(seen: Seen) -> bool:
-    """Who waits is known from the second look on, where the service does not say."""
-    return seen.look is not None and bool(seen.look.report.get("session")) and not seen.rates.shares
 
 
 def _drawn(
     seen: Seen, endpoint: str, width: int, height: int, *, keys: bool = True
 ) -> RenderableType:
     return view_of(
-        seen.look,
-        seen.rates,
+        seen.report,
         endpoint=endpoint,
         trouble=seen.trouble,
-        silent_s=_silent_s(seen),
+        silent_s=seen.silent_s,
         width=width,
         height=height,
         keys=keys,
     )
 
 
-def _silent_s(seen: Seen) -> float:
-    return 0.0 if seen.look is None else time.monotonic() - seen.look.at
-
-
-def _as_json(seen: Seen) -> str:
-    assert seen.look is not None
-    found = verdict(seen.look.report, seen.rates.shares)
-    told = {
-        "verdict": found.words,
-        "level": found.level,
+def _told(seen: Seen) -> dict[str, Any]:
+    return {
+        "heard_s_ago": round(seen.silent_s, 1),
         "trouble": seen.trouble,
-        "heard_s_ago": round(_silent_s(seen), 1),
-        "packs_per_s": seen.rates.packs_per_s,
-        "steps_per_s": seen.rates.steps_per_s,
-        "waited_share": seen.rates.shares,
-        "status": seen.look.report,
+        "status": seen.report,
     }
-    return orjson.dumps(told).decode()
 
 
 def _slept(seconds: float) -> bool:

@@ -1,14 +1,14 @@
 """One look of `dataservice top`: the verdict first, then ranks, workers, staging and events.
 
-Invariants: a pure function of two looks and the size of the terminal; never higher or wider than
-it; a number says what colour says.
+Invariants: a pure function of a service's status and the size of the terminal, never higher or
+wider than it where it has 20 lines; a number says what colour says; what an older service does not
+tell is left out.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -17,15 +17,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from dataservice.cli.verdict import Level, verdict
 from dataservice.core.autoscale import WAITS
 
-_STYLES: dict[Level, str] = {
-    "good": "bold green",
-    "waits": "bold yellow",
-    "bad": "bold red",
-    "idle": "bold",
-}
+_STYLES = {"ok": "bold green", "idle": "bold", "warning": "bold yellow", "error": "bold red"}
 _EVENTS = {"warning": "yellow", "error": "red"}
 _STEPS = " ▁▂▃▄▅▆▇█"
 """Of a share, from nothing to all."""
@@ -35,65 +29,8 @@ LEAST_ROWS = 2
 """Of a table that has any."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """What the service said, and when."""
-
-    at: float
-    """Monotonic seconds."""
-    report: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
-    packs_per_s: float | None
-    steps_per_s: float | None
-    shares: tuple[float, ...]
-    """Of its time that each rank waited."""
-    by_worker: dict[str, float]
-    """Packs a second that it built."""
-
-
-NO_RATES = Rates(packs_per_s=None, steps_per_s=None, shares=(), by_worker={})
-
-
-def rates_between(before: Look | None, look: Look) -> Rates:
-    """What the service itself says where it does, else from what changed between two looks."""
-    session = look.report.get("session") or {}
-    told = look.report.get("rates") or {}
-    shares = tuple(session.get("waited_share") or ())
-    if before is None or look.at <= before.at:
-        return Rates(
-            packs_per_s=told.get("packs_per_s"),
-            steps_per_s=told.get("steps_per_s"),
-            shares=shares,
-            by_worker={},
-        )
-    seconds = look.at - before.at
-    old = {worker["id"]: worker for worker in before.report.get("workers", [])}
-    pairs = [(w, old[w["id"]]) for w in look.report.get("workers", []) if w["id"] in old]
-    served = sum(max(0, new["served_packs"] - was["served_packs"]) for new, was in pairs)
-    was_session = before.report.get("session") or {}
-    steps = None
-    if session.get("run_id") is not None and session["run_id"] == was_session.get("run_id"):
-        steps = max(0, session["done_step"] - was_session["done_step"]) / seconds
-        if not shares:
-            waits = zip(session["waited_s"], was_session["waited_s"], strict=False)
-            shares = tuple(min(1.0, max(0.0, new - was) / seconds) for new, was in waits)
-    return Rates(
-        packs_per_s=told.get("packs_per_s", served / seconds),
-        steps_per_s=told.get("steps_per_s", steps),
-        shares=shares,
-        by_worker={
-            new["id"]: max(0, new["built_packs"] - was["built_packs"]) / seconds
-            for new, was in pairs
-        },
-    )
-
-
 def view_of(
-    look: Look | None,
-    rates: Rates,
+    report: dict[str, Any] | None,
     *,
     endpoint: str,
     trouble: str,
@@ -102,24 +39,22 @@ def view_of(
     height: int,
     keys: bool = True,
 ) -> RenderableType:
-    """`look`: the last one that was answered; `trouble`: why there is none since `silent_s`, or
-    ""; `keys`: whether they are listened to."""
-    if look is None:
+    """`report`: the status that was last answered; `trouble`: why there is none since `silent_s`,
+    or ""; `keys`: whether they are listened to."""
+    if report is None:
         words = trouble or f"asking {endpoint}"
         return Group(Text(words, style="bold yellow" if trouble else "bold", overflow="fold"))
-    report = look.report
-    parts: list[RenderableType] = [_title(report, endpoint, rates, width)]
+    parts: list[RenderableType] = [_title(report, endpoint, width)]
     if trouble:
         gone = f"Last heard {silent_s:.0f} s ago: {trouble}"
         parts.append(_fitted(gone, width, "bold red"))
-    found = verdict(report, rates.shares)
-    parts.append(_fitted(found.words, width, _STYLES[found.level]))
-    parts += _ranks(rates.shares, width)
+    parts += _verdict(report, width)
+    parts += _ranks((report.get("session") or {}).get("waited_share", ()), width)
     fixed = len(parts) + 2  # holes, and the last line
     workers, stagers = report.get("workers", []), report.get("stagers", [])
     events = report.get("events", [])
     shown = _shared_out(height - fixed, (len(workers), len(stagers), len(events)))
-    parts += _table_of_workers(workers, rates.by_worker, report, shown[0])
+    parts += _table_of_workers(workers, report, shown[0])
     parts += _table_of_stagers(stagers, shown[1])
     parts.append(_holes(report, width))
     parts += _events(events, shown[2], width)
@@ -140,17 +75,28 @@ def _shared_out(height: int, wanted: tuple[int, int, int]) -> list[int]:
     return [max(0, rows) for rows in shown]
 
 
-def _title(report: dict[str, Any], endpoint: str, rates: Rates, width: int) -> Text:
+def _title(report: dict[str, Any], endpoint: str, width: int) -> Text:
     session = report.get("session")
     words = [str(report.get("job", "")), endpoint, str(report.get("state", ""))]
+    if report.get("winding_down"):
+        words[-1] = "drains: no more steps are handed out"
     if session is not None:
         end = f" of {session['end_step']:,}" if session["end_step"] >= 0 else ""
         words.append(f"step {session['done_step']:,}{end}")
-    if rates.packs_per_s is not None:
-        words.append(f"{rates.packs_per_s:,.1f} packs/s")
-    if rates.steps_per_s is not None:
-        words.append(f"{rates.steps_per_s:,.2f} steps/s")
+    rates = report.get("rates") or {}
+    for name, shown, digits in (("packs_per_s", "packs/s", 1), ("steps_per_s", "steps/s", 2)):
+        if rates.get(name) is not None:
+            words.append(f"{rates[name]:,.{digits}f} {shown}")
     return _fitted(" | ".join(words), width, "reverse", pad=True)
+
+
+def _verdict(report: dict[str, Any], width: int) -> list[RenderableType]:
+    """Whether a rank waits, and for whom, as the status page has it."""
+    told = report.get("verdict")
+    if not told:
+        return []
+    why = [_fitted(told["why"], width, "")] if told.get("why") else []
+    return [_fitted(f"{told['text']}.", width, _STYLES.get(told["level"], "bold")), *why]
 
 
 def _ranks(shares: Sequence[float], width: int) -> list[RenderableType]:
@@ -177,7 +123,7 @@ def _ranks(shares: Sequence[float], width: int) -> list[RenderableType]:
 
 
 def _table_of_workers(
-    workers: list[dict[str, Any]], built: dict[str, float], report: dict[str, Any], rows: int
+    workers: list[dict[str, Any]], report: dict[str, Any], rows: int
 ) -> list[RenderableType]:
     wanted = report.get("target_workers", 0)
     if not workers:
@@ -185,14 +131,14 @@ def _table_of_workers(
         why = f"; Ray has no room for {room}" if room else ""
         return [Text(f"workers: none of {wanted} wanted{why}", style="bold")]
     table = _table(
-        f"workers {len(workers)}/{wanted}", "node", "ready", "", "packs", "queued", "packs/s"
+        *(f"workers {len(workers)}/{wanted}", "node"),
+        *("ready", "", "packs", "queued", "busy", "images/s"),
     )
     most = max(1, *(worker["ready_bytes"] for worker in workers))
     ordered = sorted(workers, key=lambda w: (not w["draining"], w["id"]))
     shown, more = _cut(ordered, rows)
     for worker in shown:
         state = " (leaves)" if worker["draining"] else ""
-        rate = built.get(worker["id"])
         table.add_row(
             worker["id"] + state,
             worker["node"][:8],
@@ -200,17 +146,18 @@ def _table_of_workers(
             _bar(worker["ready_bytes"] / most),
             f"{worker['ready_packs']:,}",
             f"{worker['queued_packs']:,}",
-            "" if rate is None else f"{rate:.1f}",
+            _percent(worker.get("busy_share")),
+            f"{worker['images_per_s']:,.0f}" if "images_per_s" in worker else "",
         )
     if more:
-        table.add_row(f"and {more} more", *[""] * 6)
+        table.add_row(f"and {more} more", *[""] * 7)
     return [table]
 
 
 def _table_of_stagers(stagers: list[dict[str, Any]], rows: int) -> list[RenderableType]:
     if not stagers or rows <= 0:
         return []
-    table = _table("stager", "host", "staged", "", "to copy", "a second", "left")
+    table = _table("stager", "host", "staged", "", "to copy", "a second", "left", "hits")
     shown, more = _cut(stagers, rows)
     for stager in shown:
         whole = stager["cached_bytes"] + stager["missing_bytes"]
@@ -222,19 +169,24 @@ def _table_of_stagers(stagers: list[dict[str, Any]], rows: int) -> list[Renderab
             decimal(stager["missing_bytes"]),
             decimal(round(stager["bytes_per_s"])),
             _left(stager),
+            _percent(stager.get("hit_rate")),
         )
     if more:
-        table.add_row(f"and {more} more", *[""] * 6)
+        table.add_row(f"and {more} more", *[""] * 7)
     return [table]
 
 
 def _left(stager: dict[str, Any]) -> str:
+    if not stager["missing_bytes"]:
+        return "done"
     left_s = stager.get("left_s")
-    if left_s is None and stager["missing_bytes"] and stager["bytes_per_s"] > 0:
-        left_s = stager["missing_bytes"] / stager["bytes_per_s"]
     if left_s is None:
-        return "" if stager["missing_bytes"] else "done"
+        return ""
     return f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _holes(report: dict[str, Any], width: int) -> Text:

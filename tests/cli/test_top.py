@@ -21,14 +21,16 @@ from rich.console import Console
 from support.command import run
 from support.fake_coordinator import FakeCoordinator, report, session, stager, worker
 
-from dataservice.cli.top_view import NO_RATES, Look, Rates, rates_between, view_of
+from dataservice.cli.top_view import view_of
 
 SIZE = (24, 80)
 
 
+WAITS = {"level": "warning", "text": "Rank 1 waits 50 % of its time for workers", "why": "Because."}
+
+
 def drawn(
     told: dict[str, Any] | None,
-    rates: Rates = NO_RATES,
     *,
     trouble: str = "",
     silent_s: float = 0.0,
@@ -36,12 +38,10 @@ def drawn(
     height: int = 24,
 ) -> list[str]:
     console = Console(file=StringIO(), width=width, height=height, color_system=None)
-    look = None if told is None else Look(at=0.0, report=told)
     with console.capture() as captured:
         console.print(
             view_of(
-                look,
-                rates,
+                told,
                 endpoint="h:7070",
                 trouble=trouble,
                 silent_s=silent_s,
@@ -66,15 +66,18 @@ def test_shows_everything_that_is_asked_for() -> None:
         holes_by_reason={"truncated JPEG": 2, "not a picture": 1},
         worst_shards={"caption/a.jsonl": 3},
         workers=[worker("w0", draining=True), worker("w1", ready_bytes=10 << 20)],
+        session=session(4, waited_share=[0.0, 0.5, 0.01, 0.0]),
+        verdict=WAITS,
     )
-    shares = (0.0, 0.5, 0.01, 0.0)
-    lines = drawn(
-        told, Rates(packs_per_s=12.0, steps_per_s=0.5, shares=shares, by_worker={"w1": 6.0})
-    )
+    lines = drawn(told)
     text = "\n".join(lines)
     for words in (
         "vlm | h:7070 | serving | step 12 | 12.0 packs/s | 0.50 steps/s",
-        "Rank 1 waits 50% of its time",
+        "Rank 1 waits 50 % of its time for workers.",
+        "Because.",
+        "321",
+        "65%",
+        "97%",
         "longest rank 1 50%, median 1%, all together 12.8%",
         "w0 (leaves)",
         "10.5 MB",
@@ -96,19 +99,19 @@ def test_shows_everything_that_is_asked_for() -> None:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 16), (120, 50), (80, 12)])
 def test_fits_the_terminal_whatever_there_is(width: int, height: int) -> None:
     ranks = 1024
+    shares = [0.9 if i == 700 else 0.0 for i in range(ranks)]
     told = report(
+        verdict=WAITS | {"text": "long " * 60, "why": "why " * 60},
         workers=[worker(f"worker-{i:08x}") for i in range(512)],
         target_workers=512,
         stagers=[stager(f"n{i}") for i in range(64)],
         events=[{"at_s": i, "kind": "k", "text": "long " * 60, "level": "info"} for i in range(50)],
-        session=session(ranks),
+        session=session(ranks, waited_share=shares),
         worst_shards={"s" * 300: 1},
         holes=1,
     )
-    shares = tuple(0.9 if i == 700 else 0.0 for i in range(ranks))
-    rates = Rates(packs_per_s=9.0, steps_per_s=1.0, shares=shares, by_worker={})
-    lines = drawn(told, rates, width=width, height=height)
-    assert len(lines) <= max(height, 19)  # less than that is no terminal for tables
+    lines = drawn(told, width=width, height=height)
+    assert len(lines) <= max(height, 20)  # less than that is no terminal for tables
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert "longest rank 700 90%" in text
@@ -127,7 +130,7 @@ def test_a_service_that_is_away_keeps_its_last_look_on_the_screen() -> None:
 
 def test_an_opening_service_is_shown_too() -> None:
     text = "\n".join(drawn({"state": "opening", "job": "vlm", "target_workers": 2}))
-    assert "The service is opening its index." in text
+    assert "vlm | h:7070 | opening" in text
     assert "workers: none of 2 wanted" in text
 
 
@@ -138,26 +141,8 @@ def test_what_the_service_says_of_itself_is_no_markup() -> None:
     assert "\x1b" not in line
 
 
-def test_rates_are_what_changed_between_two_looks_unless_they_are_told() -> None:
-    before = report(session=session(2, waited_s=[1.0, 5.0], done_step=10))
-    after = report(
-        workers=[
-            worker("w0", served_packs=30, built_packs=40),
-            worker("w9", served_packs=500),  # it has just come
-        ],
-        session=session(2, waited_s=[1.0, 6.0]),
-    )
-    rates = rates_between(Look(at=10.0, report=before), Look(at=14.0, report=after))
-    assert rates == Rates(
-        packs_per_s=7.5, steps_per_s=0.5, shares=(0.0, 0.25), by_worker={"w0": 10.0}
-    )
-    told = {"packs_per_s": 3.0, "steps_per_s": 1.0}
-    after |= {"rates": told, "session": session(2, waited_share=[0.1, 0.2])}
-    rates = rates_between(Look(at=10.0, report=before), Look(at=14.0, report=after))
-    assert (rates.packs_per_s, rates.steps_per_s, rates.shares) == (3.0, 1.0, (0.1, 0.2))
-    # another run has other waits
-    after = report(session=session(2, run_id="other", waited_s=[9.0, 9.0]))
-    assert rates_between(Look(at=10.0, report=before), Look(at=14.0, report=after)).shares == ()
+def test_a_service_that_drains_says_so() -> None:
+    assert "drains: no more steps are handed out" in drawn(report(winding_down=True))[0]
 
 
 # ---- without a terminal --------------------------------------------------------------------------
@@ -168,19 +153,11 @@ def test_prints_looks_for_programs_and_pipes(capsys: pytest.CaptureFixture[str])
         assert run("top", fake.endpoint, "--json", "--count", 2, "--every-s", 0.2) == 0
         looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [look["status"]["job"] for look in looks] == ["vlm", "vlm"]
-        assert [look["verdict"] for look in looks] == ["No rank is waiting."] * 2
-        assert looks[0]["packs_per_s"] == 0.0
+        assert [look["trouble"] for look in looks] == ["", ""]
         assert run("top", fake.endpoint) == 0
         out = capsys.readouterr().out
         assert "No rank is waiting." in out
         assert "q ends" not in out
-
-
-def test_an_answer_of_another_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with FakeCoordinator(report(workers=[{"name": "w0"}])) as fake:
-        assert run("top", fake.endpoint, "--json", "--count", 1, "--every-s", 0.2) == 0
-    look = json.loads(capsys.readouterr().out)
-    assert look["trouble"] == "its answer is of another version (KeyError: 'id')"
 
 
 def test_nobody_at_the_endpoint_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,11 +232,11 @@ def test_lives_through_a_coordinator_that_goes_and_comes_back_and_ends_with_q() 
     with terminal("top", endpoint, "--every-s", "0.2") as shown:
         with fake:
             shown.until(lambda text: "No rank is waiting." in text and "w1" in text)
-            fake.report = report(session=session(4, waited_share=[0, 0, 0.4, 0]))
-            shown.until(lambda text: "Rank 2 waits 40%" in text)
+            fake.report = report(verdict=WAITS)
+            shown.until(lambda text: "Rank 1 waits 50 %" in text)
         assert "w1" in shown.until(lambda text: "Last heard" in text)
         with fake:
-            shown.until(lambda text: "Last heard" not in text and "Rank 2 waits" in text)
+            shown.until(lambda text: "Last heard" not in text and "Rank 1 waits" in text)
             shown.press(b"\x1b[A")  # an arrow key
             time.sleep(0.5)
             assert shown.process.poll() is None

@@ -68,8 +68,8 @@ def worker(worker_id: str, **figures: Any) -> dict[str, Any]:
         "ready_packs": 7,
         "ready_bytes": 5 << 20,
         "queued_packs": 2,
-        "built_packs": 0,
-        "served_packs": 0,
+        "images_per_s": 321.0,
+        "busy_share": 0.65,
     } | figures
 
 
@@ -80,6 +80,8 @@ def stager(node: str, **figures: Any) -> dict[str, Any]:
         "cached_bytes": 3_000_000_000,
         "missing_bytes": 1_000_000_000,
         "bytes_per_s": 10_000_000.0,
+        "left_s": 100.0,
+        "hit_rate": 0.97,
     } | figures
 
 
@@ -91,6 +93,7 @@ def session(ranks: int, **figures: Any) -> dict[str, Any]:
         "dp_size": ranks,
         "micro_steps": 4,
         "waited_s": [0.0] * ranks,
+        "waited_share": [0.0] * ranks,
         "done": [[12, 0]] * ranks,
         "closed": [False] * ranks,
         "heard_s_ago": [0.5] * ranks,
@@ -102,6 +105,8 @@ def report(**parts: Any) -> dict[str, Any]:
     return {
         "job": "vlm",
         "state": "serving",
+        "verdict": {"level": "ok", "text": "No rank is waiting", "why": ""},
+        "rates": {"packs_per_s": 12.0, "steps_per_s": 0.5},
         "holes": 0,
         "worst_shards": {},
         "target_workers": 2,
