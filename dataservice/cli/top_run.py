@@ -29,6 +29,8 @@ from dataservice.wire.messages import GetStatus, StatusReport
 
 CALL_TIMEOUT_S = 5.0
 REDRAW_S = 0.2
+PRINTED_ROWS = 50
+"""Of a look, where it is not drawn on a terminal."""
 QUIT = b"qQ\x03\x04"
 """The last two are Ctrl-C and Ctrl-D, where the terminal sends them as keys."""
 
@@ -121,7 +123,7 @@ def print_looks(endpoint: str, *, every_s: float, count: int | None, as_json: bo
                 sys.stdout.write(f"{orjson.dumps(_told(seen)).decode()}\n")
                 sys.stdout.flush()
             else:
-                console.print(_drawn(seen, endpoint, console.width, 1000, keys=False))
+                console.print(_drawn(seen, endpoint, console.width, PRINTED_ROWS, keys=False))
 
 
 def _drawn(
