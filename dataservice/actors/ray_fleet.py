@@ -58,6 +58,8 @@ class _Actor:
     """With this one."""
     came: Any = None
     """Object reference of the node that it came up on, while that is not known."""
+    avoids: tuple[str, ...] = ()
+    """Nodes that Ray may not start it on."""
 
 
 Tell = Callable[[FleetNews], FleetView]
@@ -146,9 +148,11 @@ class RayFleet:
 
     def _leave_nodes(self, view: FleetView) -> None:
         """Ends what has nothing to serve on drained nodes: workers that are only coming up, and
-        the stager once the workers have left, which read its copies."""
+        the stager once the workers have left, which read its copies; and workers that wait for a
+        node with other ones in mind."""
         for worker_id, actor in list(self._workers.items()):
-            if actor.node in view.drained and not actor.came_up:
+            waits_for_others = actor.came is not None and actor.avoids != view.drained
+            if not actor.came_up and (actor.node in view.drained or waits_for_others):
                 ray.kill(self._workers.pop(worker_id).handle)
         busy = {actor.node for actor in self._workers.values()}
         for node, actor in self._stagers.items():
@@ -259,7 +263,12 @@ class RayFleet:
         came = handle.node.remote() if node is None else None
         where = NOWHERE if node is None else node.node_id
         self._workers[worker_id] = _Actor(
-            where, handle, handle.run.remote(), time.monotonic(), came=came
+            where,
+            handle,
+            handle.run.remote(),
+            time.monotonic(),
+            came=came,
+            avoids=() if self._last is None else self._last.drained,
         )
 
     def _start_stager(self, node: DataNode) -> None:

@@ -156,3 +156,10 @@ def test_a_worker_for_any_node_is_not_for_a_drained_one(ray: FakeRay, tmp_path: 
     fleet._start_worker(None)
     (options,) = ray.asked
     assert options["label_selector"] == {"ray.io/node-id": "!in(n1,n2)"}
+    (waiting,) = fleet._workers
+    keep(fleet, 1, drained=("n1", "n2"))
+    assert list(fleet._workers) == [waiting]
+    keep(fleet, 1)  # they were taken back
+    assert len(ray.killed) == 1
+    assert waiting not in fleet._workers
+    assert "label_selector" not in ray.asked[-1]
