@@ -248,6 +248,8 @@ class FakeCoordinator:
             "worst_shards": {"caption/a.jsonl": 3},
             "quarantine": "/state/quarantine.jsonl",
             "target_workers": 2,
+            "winding_down": True,
+            "drained_nodes": ["d" * 56, "e" * 56],
             "scaling": {"reason": "trainers wait 12% of their time for packs"},
             "workers": [
                 {"id": "w0"} | worker | {"storage_stalls": 3, "stuck_reads": 1},
@@ -309,6 +311,8 @@ def test_status_says_who_waits_and_fits_80_columns(
         "worker w1 retires: 4 decodes hang",
         "worker w2: 2 decodes hang",
         "w1 (draining)",
+        "no more steps are handed out",
+        "dddddddd, eeeeeeee",
         "trainers wait 12% of their time for packs",
         "1,234",
         "8.1 TB",
@@ -329,6 +333,12 @@ def test_scale_says_before_and_after(endpoint: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "workers: 1, now going to 3 (as was asked)\n"
     assert run("scale", endpoint, "auto") == 0
     assert capsys.readouterr().out == "workers: 3, now going to 2 (as was asked)\n"
+    assert run("scale", endpoint, 4, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "before": 2,
+        "target": 4,
+        "reason": "as was asked",
+    }
     assert run("scale", endpoint, 5) == 2
     assert "5 workers are more than workers.max 4" in capsys.readouterr().err
     for wrong in ("0", "many", "\u0663"):
@@ -450,7 +460,20 @@ def test_commands_and_options_are_these() -> None:
             "config",
         ],
         "status": ["--json", "endpoint"],
-        "scale": ["endpoint", "workers"],
+        "scale": ["--json", "endpoint", "workers"],
+        "top": ["--count", "--every-s", "--json", "endpoint"],
+        "drain": [
+            "--json",
+            "--node",
+            "--now",
+            "--timeout-s",
+            "--undo",
+            "--wait",
+            "--worker",
+            "endpoint",
+        ],
+        "doctor": ["--cache-dir", "--json", "--state-dir", "config"],
+        "bench": ["--gpus", "--json", "--pack-s", "--seconds", "config"],
     }
     assert [option for parameter in group.params for option in parameter.opts] == [
         "--debug",

@@ -17,7 +17,13 @@ from typing import Annotated
 import typer
 
 from dataservice import __version__
-from dataservice.cli import data_commands, plan_commands, replay_command, service_commands
+from dataservice.cli import (
+    data_commands,
+    operator_commands,
+    plan_commands,
+    replay_command,
+    service_commands,
+)
 from dataservice.errors import DataServiceError
 
 app = typer.Typer(
@@ -35,13 +41,17 @@ app.command("fit-cost")(plan_commands.fit_cost)
 app.command()(plan_commands.simulate)
 app.command()(service_commands.serve)
 app.command()(service_commands.status)
+app.command()(operator_commands.top)
 app.command()(service_commands.scale)
+app.command()(operator_commands.drain)
+app.command()(operator_commands.doctor)
+app.command()(operator_commands.bench)
 app.command()(replay_command.replay)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits: 0, 1 if `lint` rejects or `stage` fails to copy something, 2 for
-    a user's error."""
+    """Runs one command and exits: 0, 1 if `lint` rejects, `stage` fails to copy something, `doctor`
+    finds a problem or `drain --wait` is not done in time, 2 for a user's error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:

@@ -41,6 +41,7 @@ from dataservice.rpc.failures import failure_of
 from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.counting import GetRoots, ReportCounts, Roots
+from dataservice.wire.draining import Drain, Drained
 from dataservice.wire.messages import (
     COORDINATOR_METHODS,
     Assignment,
@@ -111,6 +112,8 @@ class CoordinatorService(Protocol):
     async def get_status(self, request: GetStatus) -> StatusReport: ...
 
     async def scale(self, request: ScaleWorkers) -> Scaled: ...
+
+    async def drain(self, request: Drain) -> Drained: ...
 
 
 class DataService(Protocol):
