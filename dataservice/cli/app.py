@@ -18,7 +18,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from dataservice import __version__
-from dataservice.cli import data_commands, plan_commands, replay_command, service_commands
+from dataservice.cli import (
+    data_commands,
+    look_commands,
+    plan_commands,
+    replay_command,
+    service_commands,
+)
 from dataservice.cli.typing_in import App
 from dataservice.errors import DataServiceError
 from dataservice.masking import mask_urls
@@ -41,6 +47,7 @@ app = App(
 # In the order of `--help`.
 app.command()(data_commands.index)
 app.command()(data_commands.lint)
+app.command()(look_commands.preview)
 app.command()(plan_commands.plan)
 app.command()(data_commands.stage)
 app.command("fit-cost")(plan_commands.fit_cost)

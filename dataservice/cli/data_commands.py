@@ -10,7 +10,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from dataservice.cli.arguments import AsJson, ConfigPath, PacksPerCell, Steps
+from dataservice.cli.arguments import AsJson, ConfigPath, DpSize, MicroSteps, PacksPerCell, Steps
 
 
 def index(
@@ -72,14 +72,8 @@ def lint(
 def stage(
     config: ConfigPath,
     steps: Steps,
-    dp_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Data-parallel ranks. Default: plan.reference_ranks."),
-    ] = None,
-    micro_steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Micro-steps of a step. Default: plan.reference_micro_steps."),
-    ] = None,
+    dp_size: DpSize = None,
+    micro_steps: MicroSteps = None,
     packs_per_cell: PacksPerCell = 1,
     nodes: Annotated[
         str | None,

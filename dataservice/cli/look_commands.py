@@ -1,0 +1,70 @@
+"""Commands that look closely: `preview` at packs, `inspect` at a sample, `state` at saved states.
+
+Invariants: as in app.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+from dataservice.cli.arguments import AsJson, ConfigPath, DpSize, MicroSteps, PacksPerCell, Steps
+from dataservice.cli.plan_commands import WIDEST_TABLE
+
+
+def preview(
+    config: ConfigPath,
+    steps: Steps = "0:1",
+    dp_size: DpSize = None,
+    micro_steps: MicroSteps = None,
+    packs_per_cell: PacksPerCell = 1,
+    rank: Annotated[int | None, typer.Option(min=0, help="Default: all.")] = None,
+    packs: Annotated[int, typer.Option(min=1, help="How many to show at most.")] = 16,
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Write the pages here; open its index.html.")
+    ] = "preview",
+    as_json: AsJson = False,
+) -> None:
+    """Show packs as the model will get them: text by tokens, labels, pictures, holes; as HTML.
+
+    Needs no service: the packs are built here. With --json one object a line, one line a pack.
+    """
+    from dataservice.cli.index_view import open_index
+    from dataservice.cli.plan_view import parse_steps
+    from dataservice.cli.preview_run import previewed
+    from dataservice.cli.progress import progress
+    from dataservice.cli.replay_run import packs_table
+    from dataservice.config import load_config
+    from dataservice.core.settings import Grid
+
+    settings, wanted = load_config(config), parse_steps(steps)
+    open_index(settings)
+    grid = Grid(
+        dp_size=dp_size or settings.plan.reference_ranks,
+        micro_steps=micro_steps or settings.plan.reference_micro_steps,
+        packs_per_cell=packs_per_cell,
+    )
+    rows = []
+    with progress("preview", "packs") as show:
+        for row in previewed(
+            settings,
+            steps=wanted,
+            grid=grid,
+            rank=rank,
+            most=packs,
+            out=out,
+            say=partial(typer.echo, err=True),
+            show=show,
+        ):
+            if as_json:
+                typer.echo(orjson.dumps(row))
+            else:
+                rows.append(row)
+    if not as_json:
+        console = Console(width=None if sys.stdout.isatty() else WIDEST_TABLE)
+        console.print(packs_table(f"steps {steps}: {len(rows)} packs, built here", rows))
