@@ -33,9 +33,10 @@ def progress(what: str, unit: str) -> Iterator[Show]:
         TextColumn("{task.fields[said]}", markup=False),
     )
     console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    if not console.is_terminal:
+        yield NO_PROGRESS
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None, counted="", said="")
 
         def show(done: float, total: float | None, said: str) -> None:
