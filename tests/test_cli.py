@@ -408,7 +408,28 @@ def test_commands_and_options_are_these() -> None:
         for name, command in group.commands.items()
     }
     assert surface == {
-        "index": ["--address", "--processes", "config"],
+        "index": ["--address", "--json", "--processes", "config"],
+        "inspect": [
+            "--dp-size",
+            "--json",
+            "--micro-steps",
+            "--packs-per-cell",
+            "--steps",
+            "config",
+            "what",
+        ],
+        "preview": [
+            "--dp-size",
+            "--json",
+            "--micro-steps",
+            "--out",
+            "--packs",
+            "--packs-per-cell",
+            "--rank",
+            "--steps",
+            "config",
+        ],
+        "state": ["--json", "other", "state"],
         "lint": ["--digest", "--images", "--json", "files"],
         "plan": ["--dp-size", "--json", "--micro-steps", "--packs-per-cell", "--steps", "config"],
         "simulate": [

@@ -47,6 +47,7 @@ app = App(
 # In the order of `--help`.
 app.command()(data_commands.index)
 app.command()(data_commands.lint)
+app.command()(look_commands.inspect)
 app.command()(look_commands.preview)
 app.command()(plan_commands.plan)
 app.command()(data_commands.stage)

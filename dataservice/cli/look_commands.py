@@ -68,3 +68,49 @@ def preview(
     if not as_json:
         console = Console(width=None if sys.stdout.isatty() else WIDEST_TABLE)
         console.print(packs_table(f"steps {steps}: {len(rows)} packs, built here", rows))
+
+
+def inspect(
+    config: ConfigPath,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="SAMPLE|FILE:LINE|FILE",
+            help="A sample as `plan` and holes name it, a record as `lint` does, or a whole "
+            "record file.",
+        ),
+    ],
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Also find the sample's packs in steps A to B - 1."),
+    ] = None,
+    dp_size: DpSize = None,
+    micro_steps: MicroSteps = None,
+    packs_per_cell: PacksPerCell = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Show one sample from end to end: record, turns, images, tokens, cost; what is wrong with it.
+
+    Of a file, what its records are. Exits with 1 when the sample, or a record of the file, cannot
+    be used.
+    """
+    from dataservice.cli.inspect_run import inspected
+    from dataservice.cli.inspect_view import file_text, record_text
+    from dataservice.cli.plan_view import parse_steps
+    from dataservice.config import load_config
+    from dataservice.core.settings import Grid
+
+    settings = load_config(config)
+    grid = Grid(
+        dp_size=dp_size or settings.plan.reference_ranks,
+        micro_steps=micro_steps or settings.plan.reference_micro_steps,
+        packs_per_cell=packs_per_cell,
+    )
+    told = inspected(settings, what, None if steps is None else parse_steps(steps), grid)
+    if as_json:
+        typer.echo(orjson.dumps(told))
+    elif told["kind"] == "file":
+        typer.echo("\n".join(file_text(told)))
+    else:
+        typer.echo("\n".join(record_text(told, settings.plan.oversize)))
+    raise typer.Exit(0 if told["outcome"] == "ok" else 1)
