@@ -57,6 +57,7 @@ app.command()(service_commands.serve)
 app.command()(service_commands.status)
 app.command()(service_commands.scale)
 app.command()(replay_command.replay)
+app.command()(look_commands.state)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -114,3 +114,40 @@ def inspect(
     else:
         typer.echo("\n".join(record_text(told, settings.plan.oversize)))
     raise typer.Exit(0 if told["outcome"] == "ok" else 1)
+
+
+def state(
+    state: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON of what a rank's stream.state_dict() gave; of a checkpoint of torch: "
+            "`python -m trainer_client.saved_state CHECKPOINT`.",
+        ),
+    ],
+    other: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Another, to compare it with.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a saved state, or what lies between two of them, in words; needs nothing but them.
+
+    Exits with 1 when no service would go on with one of them, whatever it serves.
+    """
+    from dataservice.cli.replay_run import read_state
+    from dataservice.cli.state_view import changes, changes_text, state_object, state_text
+
+    files = [state] if other is None else [state, other]
+    told = [state_object(read_state(file, "")) for file in files]
+    between = list(changes_text(*told)) if len(told) == 2 else []
+    if as_json and between:
+        both = {"states": told, "changes": changes(*told), "words": between}
+        typer.echo(orjson.dumps(both))
+    elif as_json:
+        typer.echo(orjson.dumps(told[0]))
+    else:
+        for file, of in zip(files, told, strict=True):
+            typer.echo("\n".join(state_text(file, of)))
+        for words in between:
+            typer.echo(words)
+    raise typer.Exit(0 if all(of["outcome"] == "ok" for of in told) else 1)

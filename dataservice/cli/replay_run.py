@@ -30,22 +30,23 @@ DIGITS = 12
 """Of a digest, in the table."""
 
 
-def read_state(path: str) -> ResumeState:
-    """The one state in a JSON file, however deep; ConfigError for a file without."""
+def read_state(path: str, named: str = "--state ") -> ResumeState:
+    """The one state in a JSON file, however deep; ConfigError for a file without. `named` stands
+    before the path in errors."""
     try:
         with open(path, "rb") as file:
             value = json.load(file)
     except OSError as error:
-        raise ConfigError(f"--state {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{named}{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):
         raise ConfigError(
-            f"--state {path} is no JSON: save stream.state_dict() with json.dump, or take it out "
+            f"{named}{path} is no JSON: save stream.state_dict() with json.dump, or take it out "
             f"of a checkpoint of torch with `python -m trainer_client.saved_state {path}`"
         ) from None
     try:
         return the_state_in(value, name=path)
     except WireError as error:
-        raise ConfigError(f"--state {error}") from None
+        raise ConfigError(f"{named}{error}") from None
 
 
 def replayed(
