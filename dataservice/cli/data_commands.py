@@ -26,6 +26,7 @@ def index(
             "must be shared by its nodes."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Index what is new or changed: offsets, token counts, picture sizes. Decodes nothing.
 
@@ -34,7 +35,7 @@ def index(
     from dataservice.cli.index_view import index_with_progress
     from dataservice.config import load_config
 
-    index_with_progress(load_config(config), processes=processes, address=address)
+    index_with_progress(load_config(config), processes=processes, address=address, as_json=as_json)
 
 
 def lint(
