@@ -35,13 +35,17 @@ i { font-style: normal; border-left: 1px solid #c9c9c2; } i.l { background: #cde
 .h { border-left: 4px solid #d55e00; padding-left: .6rem; }
 figure { display: inline-block; margin: .4rem .8rem .4rem 0; }
 figcaption { font-size: 12px; color: #5c6270; } img { border: 1px solid #e3e3de; }
-.strip { display: flex; height: 1.1rem; min-width: 16rem; margin: .3rem 0; background:
-  repeating-linear-gradient(45deg, #efefeb 0 4px, #dcdcd5 4px 8px); border: 1px solid #c9c9c2; }
+.strip, .key { background: repeating-linear-gradient(45deg, #efefeb 0 4px, #d2d2ca 4px 8px);
+  border: 1px solid #9a9a92; }
+.strip { display: flex; height: 1.1rem; min-width: 18rem; margin: .3rem 0; }
 .strip b { display: flex; height: 100%; border-right: 1px solid #1c1e21; box-sizing: border-box; }
-.strip b:nth-child(even) { filter: brightness(.9); } .strip b.h { border-left: 3px solid #d55e00;
-  padding: 0; } .strip u { height: 100%; background: #fff; } .strip u.l { background: #8fd19b; }
-.strip u.k { background: #8ea0e0; }
-.key { display: inline-block; width: 1.4rem; height: .8rem; min-width: 0; margin: 0 .2rem 0 .8rem; }
+.strip b:nth-child(even) { filter: brightness(.88); }
+.strip b.lost { border-left: 4px solid #d55e00; }
+.strip u { height: 100%; } .text0 { background: #fff; } .text1 { background: #8fd19b; }
+.images { background: #7488d8; } .small { font-size: 12px; color: #5c6270; }
+.key { display: inline-block; width: 1.4rem; height: .8rem; margin: 0 .3rem 0 .9rem; }
+.lostkey { display: inline-block; width: 4px; height: 1rem; margin: 0 .3rem -.15rem .9rem;
+  background: #d55e00; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; } td, th { text-align: left;
   padding: .15rem 1.1rem .15rem 0; vertical-align: top; white-space: nowrap; }
 td:last-child { white-space: normal; min-width: 20rem; overflow-wrap: anywhere; }
@@ -50,10 +54,9 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1.1rem; }
 dt { color: #5c6270; } dd { margin: 0; overflow-wrap: anywhere; }
 """
 _LEGEND = (
-    '<p>A bar is a pack, a piece of it a document: <span class="strip key"><u style="width:100%">'
-    '</u></span>text <span class="strip key"><u class="l" style="width:100%"></u></span>text with '
-    'loss <span class="strip key"><u class="k" style="width:100%"></u></span>images '
-    '<span class="strip key"></span>padding; orange on its left: a hole</p>'
+    '<p class="small">A bar is a pack, a piece of it a document: <span class="key images"></span>'
+    'images <span class="key text1"></span>text with loss <span class="key text0"></span>other '
+    'text <span class="key"></span>padding <span class="lostkey"></span>a hole in the document</p>'
 )
 _COLUMNS = {
     "step": "step",
@@ -84,14 +87,14 @@ def index_page(
 ) -> str:
     """Links the pages of the packs, which lie beside it; `strips`: of each, as markup."""
     told = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    columns = (*_COLUMNS.values(), "holes", "digest", "documents", "samples")
+    columns = (*_COLUMNS.values(), "holes", "digest", "documents")
     head = "".join(f"<th>{name}</th>" for name in columns)
     lines = []
     for row, bar in zip(rows, strips, strict=True):
         cells = [escape(str(row[name])) for name in _COLUMNS]
         cells[3] = f'<a href="{escape(row["file"])}.html">{cells[3]}</a>'
-        cells += [str(len(row["holes"])), escape(row["digest"][:12]), bar]
-        cells.append(escape(", ".join(row["sample_keys"])))
+        cells += [str(len(row["holes"])), escape(row["digest"][:12])]
+        cells.append(f'{bar}<div class="small">{escape(", ".join(row["sample_keys"]))}</div>')
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     table = f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
     return _page(title, f"<dl>{told}</dl>\n{_LEGEND}\n{table}")
@@ -107,17 +110,18 @@ def strip(pack: PlacedPack, renderer: TextRenderer) -> str:
     for number, key in enumerate(keys):
         place = slice(bounds[number], bounds[number] + int(arrays["doc_lengths"][number]))
         ids, labels = arrays["input_ids"][place], arrays["labels"][place]
+        span = bounds[number + 1] - bounds[number]  # with the filler behind it
         images = int((ids == renderer.image_token).sum())
         loss = int((labels != IGNORE).sum())
-        counts = {"k": images, "l": loss, "t": len(ids) - images - loss}
+        counts = {"images": images, "text1": loss, "text0": len(ids) - images - loss}
         inner = "".join(
-            f'<u class="{kind}" style="width:{count / len(ids):.2%}"></u>'
+            f'<u class="{kind}" style="width:{count / span:.2%}"></u>'
             for kind, count in counts.items()
             if count > 0
         )
-        hole = ' class="h"' if key.partition("[")[0] in lost else ""
+        hole = ' class="lost"' if key.partition("[")[0] in lost else ""
         words = f"{key}: {len(ids):,} tokens, {images:,} of images, {loss:,} with loss"
-        share = len(ids) / pack.spec.pack_length
+        share = span / pack.spec.pack_length
         parts.append(f'<b{hole} style="width:{share:.3%}" title="{escape(words)}">{inner}</b>')
     words = f"{len(keys)} documents, {pack.spec.num_tokens:,} of {pack.spec.pack_length:,} tokens"
     return f'<div class="strip" role="img" aria-label="{escape(words)}">{"".join(parts)}</div>'

@@ -70,7 +70,7 @@ def test_packs_are_those_of_the_plan_and_shown_whole(
     assert json.loads((out / "preview.json").read_text())["packs"] == rows
     page = (out / f"{rows[0]['file']}.html").read_text()
     assert page.count("<img ") == rows[0]["num_images"] == 4
-    assert page.count('<b class="h"') == 1  # the bar's piece of the sample with the hole
+    assert page.count('<b class="lost"') == 1  # the bar's piece of the sample with the hole
     assert page.count("<b ") == len(rows[0]["sample_keys"])
     assert f"hole: {holes[0]}" in page
     assert "alert(1)" in re.sub(r"<[^>]*>", "", page) and "<script" not in page
