@@ -9,12 +9,13 @@ from contextlib import closing
 from typing import Any
 
 from dataservice.cli.index_view import open_index
-from dataservice.cli.inspect_view import file_object, record_object
+from dataservice.cli.inspect_view import archive_object, file_object, record_object
 from dataservice.cli.plan_view import PlanView
 from dataservice.cli.progress import progress
 from dataservice.config import Config
 from dataservice.core.settings import Grid
 from dataservice.errors import ConfigError
+from dataservice.linting.archive_summary import archive_summary
 from dataservice.linting.file_summary import summary_of
 from dataservice.linting.inspecting import Inspector, place_of
 
@@ -25,10 +26,13 @@ def inspected(
     """As --json has it. ConfigError for what is not there."""
     place = place_of(what)
     with closing(Inspector(config)) as inspector:
+        whole = place.line is None and place.offset is None
+        if whole and steps is not None:
+            raise ConfigError(f"--steps: a sample has packs, {what} is a file; name a record")
+        if whole and (archive := inspector.find_archive(place.file)) is not None:
+            return archive_object(archive_summary(inspector, archive))
         where = inspector.find(place.file)
-        if place.line is None and place.offset is None:
-            if steps is not None:
-                raise ConfigError(f"--steps: a sample has packs, {what} is a file; name a record")
+        if whole:
             size = where.file.stat.size_bytes
             with progress("inspect", "bytes") as show:
                 found = summary_of(

@@ -1,4 +1,4 @@
-"""What `dataservice inspect` prints of a record or of a record file.
+"""What `dataservice inspect` prints of a record, a record file or an archive.
 
 Invariants: --json and the text say the same; text for people shows the beginning of long texts,
 --json all of them; control characters of the data do not reach the terminal.
@@ -13,6 +13,7 @@ from rich.filesize import decimal
 
 from dataservice.config import Config
 from dataservice.core.vision import VisionRules, image_tokens, num_patches, planned_size
+from dataservice.linting.archive_summary import ArchiveSummary
 from dataservice.linting.file_summary import FileSummary
 from dataservice.linting.inspecting import InspectedImage, InspectedRecord
 from dataservice.storage.records import is_data_uri
@@ -76,7 +77,7 @@ def _image_object(image: InspectedImage, rules: VisionRules) -> dict[str, Any]:
         "file": _valid(image.file),
         "member": _valid(spec.member),
         "offset": spec.offset,
-        "stored_as": _METHODS.get(spec.method, f"method {spec.method}"),
+        "stored_as": _stored_as(spec.method),
         "stored_bytes": spec.stored_bytes,
         "size_bytes": spec.size_bytes,
         "crc32": None if spec.crc32 < 0 else f"{spec.crc32:08x}",
@@ -233,3 +234,39 @@ def file_text(told: dict[str, Any]) -> Iterator[str]:
     for place, count in told["images_in"].items():
         name = "the file itself" if place == told["file"] else place
         yield f"    {count:,} in {name}"
+
+
+# ---- an archive ---------------------------------------------------------------------------------
+
+
+def archive_object(found: ArchiveSummary) -> dict[str, Any]:
+    bad = found.reason is not None or found.num_bad > 0
+    return {
+        "kind": "archive",
+        "file": found.file,
+        "archive": found.kind,
+        "size_bytes": found.size_bytes,
+        "outcome": "rejected" if bad else "ok",
+        "reason": found.reason,
+        "members": found.members,
+        "unpacked_bytes": found.unpacked_bytes,
+        "stored_as": {_stored_as(code): count for code, count in found.methods.items()},
+        "num_bad": found.num_bad,
+        "bad": [{"member": _valid(name), "reason": reason} for name, reason in found.bad],
+    }
+
+
+def archive_text(told: dict[str, Any]) -> Iterator[str]:
+    yield f"{told['file']} ({told['archive']}, {decimal(told['size_bytes'])})"
+    if told["reason"] is not None:
+        yield f"  cannot be used: {told['reason']}"
+        return
+    stored = ", ".join(f"{count:,} {how}" for how, count in told["stored_as"].items())
+    yield f"  {told['members']:,} members of {decimal(told['unpacked_bytes'])}: {stored or 'none'}"
+    yield f"  {told['num_bad']:,} of them cannot be read, by its directory; `lint` reads them all"
+    for bad in told["bad"]:
+        yield f"    {plain(bad['member'])}: {bad['reason']}"
+
+
+def _stored_as(code: int) -> str:
+    return _METHODS.get(code, f"method {code}")

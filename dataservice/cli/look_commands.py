@@ -77,7 +77,7 @@ def inspect(
         typer.Argument(
             metavar="SAMPLE|FILE:LINE|FILE",
             help="A sample as `plan` and holes name it, a record as `lint` does, or a whole "
-            "record file.",
+            "record file or archive.",
         ),
     ],
     steps: Annotated[
@@ -91,11 +91,11 @@ def inspect(
 ) -> None:
     """Show one sample from end to end: record, turns, images, tokens, cost; what is wrong with it.
 
-    Of a file, what its records are. Exits with 1 when the sample, or a record of the file, cannot
-    be used.
+    Of a file, what its records or members are. Exits with 1 when the sample, or a part of the file,
+    cannot be used.
     """
     from dataservice.cli.inspect_run import inspected
-    from dataservice.cli.inspect_view import file_text, record_text
+    from dataservice.cli.inspect_view import archive_text, file_text, record_text
     from dataservice.cli.plan_view import parse_steps
     from dataservice.config import load_config
     from dataservice.core.settings import Grid
@@ -109,10 +109,11 @@ def inspect(
     told = inspected(settings, what, None if steps is None else parse_steps(steps), grid)
     if as_json:
         typer.echo(orjson.dumps(told))
-    elif told["kind"] == "file":
-        typer.echo("\n".join(file_text(told)))
-    else:
+    elif told["kind"] == "record":
         typer.echo("\n".join(record_text(told, settings.plan.oversize)))
+    else:
+        text = file_text if told["kind"] == "file" else archive_text
+        typer.echo("\n".join(text(told)))
     raise typer.Exit(0 if told["outcome"] == "ok" else 1)
 
 

@@ -8,6 +8,7 @@ reading its file from the front.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -21,12 +22,13 @@ from dataservice.core.cost import SampleMeasures, measure, sample_cost
 from dataservice.core.packspec import ImageSpec
 from dataservice.core.settings import PlanSettings
 from dataservice.core.tables import SampleColumns
-from dataservice.errors import ConfigError, DataError
+from dataservice.errors import ArchiveError, ConfigError, DataError
 from dataservice.linting.located import ImageLocator, LocatedImage, shard_of
 from dataservice.linting.pictures import Picture, PictureChecker
 from dataservice.linting.places import Places
 from dataservice.pipeline.decoding import DecodeLimits
 from dataservice.pipeline.text import TextRenderer
+from dataservice.storage.archives import Archive
 from dataservice.storage.embedded import EmbeddedImages
 from dataservice.storage.index_rows import RowReader, Rows
 from dataservice.storage.jsonl import Line
@@ -134,12 +136,33 @@ class Inspector:
         if not found:
             raise ConfigError(
                 f"{name}: no source has such a record file; give SOURCE/FILE@OFFSET as "
-                "`dataservice plan` prints it, FILE:LINE as `dataservice lint` does, or a FILE"
+                "`dataservice plan` prints it, FILE:LINE as `dataservice lint` does, or a FILE, "
+                "which may be an archive of images"
             )
         if len(found) > 1:
             named = ", ".join(f"{of.source.name}/{of.name}" for of in found)
             raise ConfigError(f"{name}: several sources have it; say which: {named}")
         return found[0]
+
+    def find_archive(self, name: str) -> FoundFile | None:
+        """The zip or tar of images, of any source, of that URL, path or base name; ConfigError for
+        several."""
+        found = {
+            file.url: file
+            for listing in self._listings()
+            for file in (*listing.roots, *(of for beside in listing.beside for of in beside))
+            if not file.stat.is_folder
+            if name in (file.url, posixpath.basename(file.url)) or os.path.abspath(name) == file.url
+        }
+        if len(found) > 1:
+            raise ConfigError(f"{name}: several archives; say which: {', '.join(found)}")
+        return next(iter(found.values()), None)
+
+    def archive(self, file: FoundFile) -> Archive | ArchiveError:
+        """Opened: its directory is read, no member is."""
+        step = self._places.beside(file)
+        assert isinstance(step, Archive | ArchiveError)
+        return step
 
     def record(self, where: RecordFile, place: Place) -> InspectedRecord:
         """ConfigError where no record begins at the offset, or is on the line."""

@@ -128,6 +128,31 @@ def test_a_file_is_summed_up(config: Path, capsys: pytest.CaptureFixture[str]) -
     assert "6 records: 2 caption, 1 messages; 3 rejected" in capsys.readouterr().out
 
 
+def test_an_archive_is_summed_up(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config.parent / "a.zip"
+    found = told(capsys, config, path)
+    with zipfile.ZipFile(path) as archive:
+        sizes = [member.file_size for member in archive.infolist()]
+    assert (found["members"], found["unpacked_bytes"]) == (2, sum(sizes))
+    assert found["stored_as"] == {"deflated in its archive": 2} and found["num_bad"] == 0
+    assert run("inspect", config, "a.zip") == 0
+    assert "2 members" in capsys.readouterr().out
+    whole = path.read_bytes()
+    encrypted = bytearray(whole)
+    encrypted[whole.index(b"PK\x01\x02") + 8] |= 1
+    try:
+        path.write_bytes(encrypted)
+        found = told(capsys, config, path, code=1)
+        assert [bad["member"] for bad in found["bad"]] == ["wide.png"]
+        assert "encrypted" in found["bad"][0]["reason"]
+        path.write_bytes(whole[:-30])
+        assert told(capsys, config, path, code=1)["reason"]
+        assert run("inspect", config, path) == 1
+        assert "cannot be used: " in capsys.readouterr().out
+    finally:
+        path.write_bytes(whole)
+
+
 def test_places_are_those_of_the_plan(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = ("--dp-size", 1, "--micro-steps", 1)
     assert run("plan", config, "--steps", "0:1", *grid, "--json") == 0
