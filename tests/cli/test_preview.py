@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 from support.command import run
 from support.demo_config import demo_settings, write_config
@@ -73,6 +74,12 @@ def test_packs_are_those_of_the_plan_and_shown_whole(
     assert page.count('<b class="lost"') == 1  # the bar's piece of the sample with the hole
     assert page.count("<b ") == len(rows[0]["sample_keys"])
     assert f"hole: {holes[0]}" in page
+    bar = page[page.index('<div class="strip"') : page.index("<section>")]
+    shares = [float(share) for share in re.findall(r'<b[^>]* style="width:([\d.]+)%"', bar)]
+    assert sum(shares) == pytest.approx(100 * rows[0]["tokens"] / 512, abs=0.1)
+    for piece in bar.split("<b")[1:]:
+        parts = [float(part) for part in re.findall(r'<u [^>]*width:([\d.]+)%"', piece)]
+        assert sum(parts) == pytest.approx(100, abs=0.1)
     assert "alert(1)" in re.sub(r"<[^>]*>", "", page) and "<script" not in page
     index = (out / "index.html").read_text()
     assert f'href="{rows[0]["file"]}.html"' in index and "<script" not in index
@@ -92,6 +99,20 @@ def test_no_more_packs_than_wanted(
     assert run(*given, "--rank", 1, "--json") == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["micro_step"], row["dp_rank"]) for row in rows] == [(0, 1), (1, 1)]
+
+
+def test_a_lazy_index_is_counted_as_far_as_it_is_shown(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--dp-size", 1, "--micro-steps", 1, "--json", "--out")
+    assert run("preview", config, *given, tmp_path / "full") == 0
+    full = capsys.readouterr().out
+    lazy = tmp_path / "lazy.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings |= {"index": "lazy", "index_dir": str(tmp_path / "index")}
+    lazy.write_text(yaml.safe_dump(settings))
+    assert run("preview", lazy, *given, tmp_path / "lazy") == 0
+    assert capsys.readouterr().out == full
 
 
 def test_what_is_not_there_is_said(
