@@ -20,7 +20,6 @@ from support.command import run
 
 from dataservice import __version__
 from dataservice.actors.launch import running_service
-from dataservice.cli import main
 from dataservice.cli.app import app
 from dataservice.config import load_config
 from dataservice.errors import ConfigError
@@ -405,14 +404,6 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_anything_starts(
         pass
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_debug_shows_the_traceback(tmp_path: Path, place: int) -> None:
-    arguments = ["index", str(tmp_path / "none.yaml")]
-    arguments.insert(place, "--debug")
-    with pytest.raises(ConfigError):
-        main(arguments)
-
-
 def test_workers_outside_the_configured_range_are_refused(
     run_yaml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,7 +418,28 @@ def test_commands_and_options_are_these() -> None:
         for name, command in group.commands.items()
     }
     assert surface == {
-        "index": ["--address", "--processes", "config"],
+        "index": ["--address", "--json", "--processes", "config"],
+        "inspect": [
+            "--dp-size",
+            "--json",
+            "--micro-steps",
+            "--packs-per-cell",
+            "--steps",
+            "config",
+            "what",
+        ],
+        "preview": [
+            "--dp-size",
+            "--json",
+            "--micro-steps",
+            "--out",
+            "--packs",
+            "--packs-per-cell",
+            "--rank",
+            "--steps",
+            "config",
+        ],
+        "state": ["--json", "other", "state"],
         "lint": ["--digest", "--images", "--json", "files"],
         "plan": ["--dp-size", "--json", "--micro-steps", "--packs-per-cell", "--steps", "config"],
         "simulate": [
@@ -478,6 +490,8 @@ def test_commands_and_options_are_these() -> None:
     assert [option for parameter in group.params for option in parameter.opts] == [
         "--debug",
         "--version",
+        "--install-completion",
+        "--show-completion",
     ]
 
 
