@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
@@ -168,5 +168,7 @@ class Coordinator:
         self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
-        status = status_of(self.shared) | self.scaling.status()
-        return StatusReport(status=json.dumps(status))
+        return StatusReport(status=json.dumps(self.status()))
+
+    def status(self) -> dict[str, Any]:
+        return status_of(self.shared) | self.scaling.status()

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.coordinator_metrics import metrics_routes
 from dataservice.config.settings import ServingSettings
 from dataservice.errors import ConfigError
 from dataservice.obs.web import Answer, Handler, WebServer, start_web
@@ -23,7 +24,7 @@ def routes(coordinator: Coordinator) -> dict[str, Handler]:
     async def status(_query: Mapping[str, str]) -> Answer:
         return Answer((await coordinator.get_status(GetStatus())).status.encode())
 
-    return {"/api/status": status}
+    return {"/api/status": status, **metrics_routes(coordinator)}
 
 
 async def start_coordinator_web(

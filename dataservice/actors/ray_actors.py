@@ -125,10 +125,12 @@ class WorkerActor:
         node: str,
         bind: str,
         insecure: bool,
+        metrics: bool,
         memory_bytes: int | None,
         still_s: float,
     ) -> None:
-        """`still_s`: its event loop may stand still for so long."""
+        """`metrics`: whether it answers /metrics; `still_s`: its event loop may stand still for so
+        long."""
         _log_to_stderr()
         worker_memory.install(memory_bytes)
         self._still_s = still_s
@@ -141,6 +143,7 @@ class WorkerActor:
             bind=bind,
             advertise=advertised_host(host),
             insecure=insecure,
+            metrics=metrics,
         )
         # in place of Ray's own, which drops everything
         signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())
@@ -170,7 +173,11 @@ class StagerActor:
         _log_to_stderr()
         self._still_s = still_s
         self._stager = Stager(
-            coordinator=coordinator, node=node, host=host, config_json=config_json
+            coordinator=coordinator,
+            node=node,
+            host=host,
+            config_json=config_json,
+            advertise=advertised_host(config_from_json(config_json).serving.host),
         )
 
     def run(self) -> None:

@@ -236,6 +236,7 @@ class RayFleet:
             node="" if node is None else node.node_id,
             bind=f"{serving.host}:0",
             insecure=serving.insecure,
+            metrics=serving.http_port is not None,
             memory_bytes=self._config.workers.memory_bytes,
             still_s=STILL_LEASES * serving.lease_s,
         )

@@ -220,6 +220,8 @@ class RegisterWorker:
     node: str
     endpoint: str
     decoder: str
+    metrics: str = ""
+    """Of its /metrics, "host:port"; "" without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
