@@ -108,6 +108,7 @@ def coordinator_sheet(status: Mapping[str, Any]) -> Sheet:
     sheet.put("plan_seconds_total", counters.get("plan_ms", 0) / 1000)
     for role, cause, counter in ENDS:
         sheet.put("worker_restarts_total", counters.get(counter, 0), role=role, cause=cause)
+    sheet.put("holes_total", status["holes"])
     for reason, count in status.get("holes_by_reason", {}).items():
         sheet.put("samples_quarantined_total", count, reason=reason)
     for source, reasons in status["sample_counts"].items():

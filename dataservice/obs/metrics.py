@@ -124,11 +124,12 @@ _TABLE = (
         "role",
         "cause",
     ),
+    _spec("counter", _COORDINATOR, "holes_total", "Holes of the job."),
     _spec(
         "counter",
         _COORDINATOR,
         "samples_quarantined_total",
-        "Holes of the job, by kind of reason.",
+        "The same, by kind of reason.",
         "reason",
     ),
     _spec(

@@ -154,6 +154,7 @@ def test_of_a_service_that_is_opening_or_has_failed() -> None:
         "target_workers": 3,
         "scaling": {"waited_share": 0.5, "busy_share": 1.0},
         "counters": {"planners_lost": 4, "plan_ms": 1500},
+        "holes": 7,
         "holes_by_reason": {"not a picture": 7},
         "sample_counts": {"web": {"split": 9}},
     }
@@ -161,6 +162,7 @@ def test_of_a_service_that_is_opening_or_has_failed() -> None:
     assert one(found, "state", state="failed") == 1 and one(found, "open_ranks") == 0
     assert one(found, "start_time_seconds") == 5 and one(found, "pack_fill_ratio") == 0.75
     assert one(found, "samples_quarantined_total", reason="not a picture") == 7
+    assert one(found, "holes_total") == 7
     assert one(found, "samples_changed_total", source="web", reason="split") == 9
     assert one(found, "worker_restarts_total", role="planner", cause="lost") == 4
     assert one(found, "plan_seconds_total") == 1.5
