@@ -15,6 +15,7 @@ from typing import Any
 from dataservice.actors.build_queue import Job
 from dataservice.actors.worker_tools import WorkerTools, encoded
 from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
+from dataservice.obs.logs import bound
 from dataservice.wire.encoded import EncodedPack
 from dataservice.wire.messages import GetAssignment, PackFailed, ReportHoles
 
@@ -54,7 +55,9 @@ class Builders:
 
     def _run(self, text_only: bool) -> None:
         while (job := self._tools.queue.take(text_only=text_only)) is not None:
-            self._build_one(job)  # whose pack is not held here until the next one
+            step, micro_step, dp_rank = job.need
+            with bound(step=step, micro_step=micro_step, dp_rank=dp_rank, pack=job.pack_id):
+                self._build_one(job)  # whose pack is not held here until the next one
 
     def _build_one(self, job: Job) -> None:
         try:

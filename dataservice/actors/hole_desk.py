@@ -16,6 +16,7 @@ from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.errors import DataError, DataServiceError, HoleBudgetExceeded, ServiceUnavailable
+from dataservice.obs.logs import bound
 from dataservice.wire.messages import HolesDecided, ReportHoles
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class HoleDesk:
         if session is None or found is None:
             raise ServiceUnavailable(f"pack {request.pack_id} is needed by nobody any more")
         active, i = found
-        self._decide(session, active, i, request.holes)
+        with bound(step=active.step, dp_rank=int(active.dp_rank[i]), pack=request.pack_id):
+            self._decide(session, active, i, request.holes)
         known = self._shared.holes.of_samples(active.sample_keys(i))
         return HolesDecided(holes=known | active.excluded(i))
 

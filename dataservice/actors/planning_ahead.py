@@ -20,6 +20,7 @@ from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.core.plan.check import no_step
 from dataservice.errors import DataServiceError, DeadlineExceeded, ServiceUnavailable, StorageError
+from dataservice.obs.logs import bound
 from dataservice.wire.messages import CursorState
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class PlanningAhead:
                     await self._shared.changes.wait(time.monotonic() + MAX_WAIT_S)
                     continue
                 try:
-                    await self._plan_one(session)
+                    with bound(step=session.next_step):
+                        await self._plan_one(session)
                     lost = 0
                 except (ServiceUnavailable, DeadlineExceeded) as error:
                     lost += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -21,18 +20,13 @@ from dataservice.actors.state_log import open_state
 from dataservice.actors.watchdog import keep_beating, watched
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
+from dataservice.obs.logs import Logs
 from dataservice.obs.web import WebServer
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
 COORDINATOR_STILL_S = 20.0
 """Its event loop may stand still for so long; then it says where and ends, to be started again."""
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-def _log_to_stderr(level: str = "WARNING") -> None:
-    logging.basicConfig(level="WARNING", format=LOG_FORMAT)
-    logging.getLogger("dataservice").setLevel(os.environ.get("DATASERVICE_LOG", level))
 
 
 def advertised_host(host: str) -> str | None:
@@ -43,8 +37,8 @@ def advertised_host(host: str) -> str | None:
 class CoordinatorActor:
     """An asyncio actor: the coordinator and its server share its event loop."""
 
-    def __init__(self, config_json: str) -> None:
-        _log_to_stderr("INFO")
+    def __init__(self, config_json: str, logs: Logs) -> None:
+        logs.install("INFO", role="coordinator")
         self._config: Config = config_from_json(config_json)
         self._coordinator: Coordinator | None = None
         self._server: RunningServer | None = None
@@ -126,12 +120,13 @@ class WorkerActor:
         bind: str,
         insecure: bool,
         metrics: bool,
+        logs: Logs,
         memory_bytes: int | None,
         still_s: float,
     ) -> None:
         """`metrics`: whether it answers /metrics; `still_s`: its event loop may stand still for so
         long."""
-        _log_to_stderr()
+        logs.install(role="worker", id=worker_id)
         worker_memory.install(memory_bytes)
         self._still_s = still_s
         host = bind.rpartition(":")[0]
@@ -168,9 +163,16 @@ class WorkerActor:
 
 class StagerActor:
     def __init__(
-        self, *, coordinator: str, node: str, host: str, config_json: str, still_s: float
+        self,
+        *,
+        coordinator: str,
+        node: str,
+        host: str,
+        config_json: str,
+        logs: Logs,
+        still_s: float,
     ) -> None:
-        _log_to_stderr()
+        logs.install(role="stager", id=node)
         self._still_s = still_s
         self._stager = Stager(
             coordinator=coordinator,

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dataservice.actors.ray_actors import CoordinatorActor
 from dataservice.config import Config, config_to_json
 from dataservice.errors import DeadlineExceeded, ServiceUnavailable
+from dataservice.obs.logs import Logs
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class RayCoordinator:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
         remote: Any = ray.remote(**options)(CoordinatorActor)
-        handle = remote.remote(config_to_json(self._config))
+        logs = Logs.from_environment(job=self._config.job)
+        handle = remote.remote(config_to_json(self._config), logs)
         port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else None
         try:
             self._process = None

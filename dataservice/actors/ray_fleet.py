@@ -24,6 +24,7 @@ from dataservice.actors.shared import STAGER_LEASES
 from dataservice.actors.worker_memory import ENVIRONMENT
 from dataservice.config import Config, config_to_json
 from dataservice.core.fleet import NOWHERE, plan_fleet
+from dataservice.obs.logs import Logs
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class RayFleet:
         # a Ray of our own has it from this process; asking costs seconds where a node just came up
         self._environment = {} if own_ray else {"runtime_env": {"env_vars": ENVIRONMENT}}
         self._config_json = config_to_json(config)
+        self._logs = Logs.from_environment(job=config.job)
         self._endpoint = endpoint
         self._own_cores = len(os.sched_getaffinity(0)) if own_ray else None
         self._last: FleetView | None = None
@@ -237,6 +239,7 @@ class RayFleet:
             bind=f"{serving.host}:0",
             insecure=serving.insecure,
             metrics=serving.http_port is not None,
+            logs=self._logs,
             memory_bytes=self._config.workers.memory_bytes,
             still_s=STILL_LEASES * serving.lease_s,
         )
@@ -252,6 +255,7 @@ class RayFleet:
             node=node.node_id,
             host=node.host,
             config_json=self._config_json,
+            logs=self._logs,
             still_s=STILL_LEASES * STAGER_LEASES * self._config.serving.lease_s,
         )
         self._stagers[node.node_id] = _Actor(

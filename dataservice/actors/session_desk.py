@@ -6,8 +6,11 @@ handed out is what was planned, however often it is asked for.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 import time
+from functools import partial
 
 from dataservice.actors.gathering import Gathering
 from dataservice.actors.planning_ahead import STEPS, PlanningAhead
@@ -24,6 +27,7 @@ from dataservice.errors import (
     ResumeRefused,
     SessionFenced,
 )
+from dataservice.obs.tracing import Attributes, step_spans
 from dataservice.wire.messages import (
     GetSteps,
     Ok,
@@ -47,9 +51,11 @@ class SessionDesk:
         self._gathering: Gathering | None = None
         """The newest run, while its ranks arrive; it fences one that was still arriving."""
         self._planning = PlanningAhead(shared, work.dealer)
+        self.spans = step_spans()
 
     async def stop(self) -> None:
         await self._planning.stop()
+        await asyncio.to_thread(self.spans.close)
 
     def restore(self) -> None:
         """Goes on with the session that the journal holds, so that its trainers need no restart."""
@@ -213,6 +219,7 @@ class SessionDesk:
             cursor=cursor,
         )
         self._shared.session = session
+        self.spans.end_before(sys.maxsize)
         self._gathering = None
         self._work.forget_failures()
         self._shared.counters["sessions"] += 1
@@ -267,6 +274,8 @@ class SessionDesk:
             found = self._cells(session, request)
             ended = 0 <= session.end_step <= request.first_step
             if found or ended:
+                for cells in found:
+                    self.spans.handed_out(cells.step, partial(_about, session, cells.step))
                 return Steps(steps=tuple(found), end_step=session.end_step)
             if not await self._shared.changes.wait(until, STEPS):
                 why = self._blocked_by(session, request.first_step)
@@ -309,7 +318,24 @@ class SessionDesk:
         )
         done = (request.done_step, request.done_micro_step)
         if session.progress(request.dp_rank, request.peer, done, request.waited_s, closing=closing):
+            self.spans.end_before(session.done_step)
             oldest = session.steps.get(session.done_step)
             if oldest is not None:
                 self._shared.log.done(oldest.cursor)
             self._shared.changes.notify(PROGRESS)
+
+
+def _about(session: Session, step: int) -> Attributes:
+    """What a span of the step says."""
+    planned = session.steps[step].planned
+    return {
+        "step": step,
+        "session": session.generation,
+        "run_id": session.run_id,
+        "dp_size": session.grid.dp_size,
+        "micro_steps": session.grid.micro_steps,
+        "packs": session.grid.num_packs,
+        "plan_s": planned.plan_s,
+        "cost": planned.lockstep_cost,
+        "cost_bound": planned.lockstep_bound,
+    }

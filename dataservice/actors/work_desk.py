@@ -33,6 +33,7 @@ from dataservice.errors import (
     ServiceUnavailable,
     StaleIndexError,
 )
+from dataservice.obs.logs import bound
 from dataservice.wire.messages import (
     Assignment,
     GetAssignment,
@@ -344,7 +345,10 @@ class WorkDesk:
         key = (session.generation, request.pack_id)
         self._attempts[key] += 1
         self._shared.counters["packs_failed"] += 1
-        _LOG.warning("pack %s failed on %s: %s", request.pack_id, request.worker_id, request.reason)
+        active, i = found
+        with bound(step=active.step, dp_rank=int(active.dp_rank[i]), pack=request.pack_id):
+            worker_id, reason = request.worker_id, request.reason
+            _LOG.warning("pack %s failed on %s: %s", request.pack_id, worker_id, reason)
         if request.fatal or self._attempts[key] >= PACK_ATTEMPTS:
             kind = StaleIndexError if request.fatal else DataServiceError
             reason = f"pack {request.pack_id} cannot be built: {request.reason}"

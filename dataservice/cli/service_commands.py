@@ -6,6 +6,8 @@ Invariants: as in app.
 from __future__ import annotations
 
 import dataclasses
+import os
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import orjson
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
     from dataservice.config import Config
 
 CALL_TIMEOUT_S = 10.0
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
 Endpoint = Annotated[
     str, typer.Argument(metavar="ENDPOINT", help="host:port, as `dataservice serve` prints it.")
 ]
@@ -38,15 +47,24 @@ def serve(
         bool,
         typer.Option("--insecure", help="Allow a host that other machines reach, unencrypted."),
     ] = False,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(help="Of all its processes' logs. Default: DATASERVICE_LOG_FORMAT, or text."),
+    ] = None,
 ) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
     from dataservice.cli.index_view import open_index
     from dataservice.config import load_config
     from dataservice.config.folders import check_service_folders
+    from dataservice.obs.logs import FORMAT_VARIABLE, Logs
 
+    if log_format is not None:
+        os.environ[FORMAT_VARIABLE] = log_format.value
+    logs = Logs.from_environment()
     settings = _overridden(
         load_config(config), port=port, workers=workers, host=host, insecure=insecure
     )
+    dataclasses.replace(logs, job=settings.job).dress(role="serve")
     # Here, too: what follows may index for hours.
     check_service_folders(settings, is_data_node=address is None)
     open_index(settings)

@@ -31,6 +31,7 @@ from grpc_health.v1.health import aio as health_aio
 
 from dataservice.errors import ConfigError, WireError
 from dataservice.rpc.allocator import keep_freed_blocks
+from dataservice.rpc.caller import note_caller
 from dataservice.rpc.channel import (
     COORDINATOR_SERVICE,
     DATA_SERVICE,
@@ -316,6 +317,7 @@ def _unary_handler(
     method: Callable[[Any], Awaitable[Any]],
 ) -> Handler:
     async def handle(data: bytes, context: Any) -> bytes:
+        note_caller(context)
         async with _failures_answered(name, context):
             response = await method(unsealed(request_type, data))
             if type(response) is not response_type:
