@@ -65,16 +65,21 @@ def member_sheet(role: Role, *, job: str, started_s: float) -> Sheet:
     return sheet
 
 
-def put_worker(
-    sheet: Sheet,
-    tools: WorkerTools,
-    builders: Builders,
+def worker_sheet(
+    tools: WorkerTools | None,
+    builders: Builders | None,
     *,
+    started_s: float,
     served_packs: int,
     served_bytes: int,
     sending_bytes: int,
-) -> None:
-    """`sending_bytes`: of packs on their way over gRPC."""
+) -> Sheet:
+    """`tools` and `builders`: None of one that has not joined yet; `sending_bytes`: of packs on
+    their way over gRPC."""
+    job = "" if tools is None else tools.config.job
+    sheet = member_sheet("worker", job=job, started_s=started_s)
+    if tools is None or builders is None:
+        return sheet
     ready_bytes, ready_packs, queued = tools.queue.figures()
     reader = tools.reader
     for name, value in {
@@ -100,6 +105,7 @@ def put_worker(
     sheet.put("stuck_threads", tools.stuck_decodes, kind="decode")
     for kind, pool in tools.decode_pools.items():
         sheet.put_histogram("decode_seconds", TOOK_S, pool.took, pool.busy_s, kind=kind)
+    return sheet
 
 
 def put_stager(sheet: Sheet, area: StagingArea) -> None:

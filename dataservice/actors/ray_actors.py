@@ -11,16 +11,19 @@ import ray
 
 from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.coordinator_metrics import coordinator_sheet
 from dataservice.actors.coordinator_web import start_coordinator_web
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.quiet_gc import keep_gc_quiet
+from dataservice.actors.ray_metrics import keep_mirrored
 from dataservice.actors.stager import Stager
 from dataservice.actors.state_log import open_state
 from dataservice.actors.watchdog import keep_beating, watched
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
 from dataservice.obs.logs import Logs
+from dataservice.obs.metrics import Sheet
 from dataservice.obs.web import WebServer
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
@@ -44,6 +47,7 @@ class CoordinatorActor:
         self._server: RunningServer | None = None
         self._web: WebServer | None = None
         self._beating: asyncio.Future[None] | None = None
+        self._mirrored: asyncio.Future[None] | None = None
 
     async def start(self, port: int | None, http_port: int | None) -> tuple[str, int | None]:
         """Returns the endpoint once control calls are answered, and the port of the status page;
@@ -66,8 +70,12 @@ class CoordinatorActor:
             self._coordinator, serving, port=self._server.port, again=http_port
         )
         await self._coordinator.start()
+        self._mirrored = asyncio.ensure_future(keep_mirrored(self._sheet))
         keep_gc_quiet()
         return endpoint, None if self._web is None else self._web.port
+
+    def _sheet(self) -> Sheet:
+        return coordinator_sheet(self.coordinator.status())
 
     @property
     def coordinator(self) -> Coordinator:
@@ -103,8 +111,9 @@ class CoordinatorActor:
             await self._server.stop(1.0)
         if self._coordinator is not None:
             await self._coordinator.stop()
-        if self._beating is not None:
-            self._beating.cancel()
+        for kept in (self._beating, self._mirrored):
+            if kept is not None:
+                kept.cancel()
 
 
 class WorkerActor:
@@ -144,7 +153,14 @@ class WorkerActor:
         signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())
 
     def run(self) -> None:
-        asyncio.run(watched(self._worker.run(), still_s=self._still_s))
+        asyncio.run(watched(self._serve(), still_s=self._still_s))
+
+    async def _serve(self) -> None:
+        mirrored = asyncio.ensure_future(keep_mirrored(self._worker.sheet))
+        try:
+            await self._worker.run()
+        finally:
+            mirrored.cancel()
 
     def stop(self) -> None:
         self._worker.stop()

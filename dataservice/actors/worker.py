@@ -143,24 +143,25 @@ class Worker:
                 await asyncio.to_thread(thread.join, 10.0)
 
     async def _start_metrics(self, host: str) -> MemberMetrics:
-        from dataservice.actors.member_metrics import member_sheet, put_worker, start_metrics
-
-        def sheet() -> Sheet:
-            job = "" if self._tools is None else self._tools.config.job
-            found = member_sheet("worker", job=job, started_s=self._started_s)
-            if self._tools is not None and self._builders is not None:
-                put_worker(
-                    found,
-                    self._tools,
-                    self._builders,
-                    served_packs=self._served_packs,
-                    served_bytes=self._served_bytes,
-                    sending_bytes=self._sending_bytes,
-                )
-            return found
+        from dataservice.actors.member_metrics import start_metrics
 
         security = ServerSecurity(insecure=self._insecure)
-        return await start_metrics(sheet, host=host, advertise=self._advertise, security=security)
+        return await start_metrics(
+            self.sheet, host=host, advertise=self._advertise, security=security
+        )
+
+    def sheet(self) -> Sheet:
+        """Its metrics as they are now."""
+        from dataservice.actors.member_metrics import worker_sheet
+
+        return worker_sheet(
+            self._tools,
+            self._builders,
+            started_s=self._started_s,
+            served_packs=self._served_packs,
+            served_bytes=self._served_bytes,
+            sending_bytes=self._sending_bytes,
+        )
 
     async def _say_goodbye(self) -> None:
         """Has its packs go to others at once, rather than when its lease ends; what clients are

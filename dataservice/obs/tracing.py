@@ -16,6 +16,7 @@ from dataservice.errors import ConfigError
 from dataservice.rpc.caller import trace_headers, want_traces
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
 
 __all__ = ["VARIABLE", "NoSpans", "Spans", "StepSpans", "step_spans"]
@@ -93,9 +94,9 @@ class StepSpans:
 
 
 def step_spans() -> Spans:
-    """As DATASERVICE_TRACING says. Where this process has no tracer provider, the installed SDK
-    makes one of OTEL_TRACES_EXPORTER and its other variables. Raises ConfigError without
-    OpenTelemetry."""
+    """As DATASERVICE_TRACING says. Where this process has no tracer provider, one of the SDK sends
+    to the exporters that OTEL_TRACES_EXPORTER names, otlp by default. Raises ConfigError for what
+    is not installed."""
     if os.environ.get(VARIABLE, "") in ("", "0"):
         return NoSpans()
     try:
@@ -107,7 +108,29 @@ def step_spans() -> Spans:
         ) from None
     want_traces()
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        for entry in entry_points(group="opentelemetry_configurator"):
-            entry.load()().configure()
-            break
+        trace.set_tracer_provider(_provider())
     return StepSpans(trace.get_tracer("dataservice"))
+
+
+def _provider() -> TracerProvider:
+    try:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise ConfigError(
+            f"{VARIABLE} is set, and nothing here takes spans: pip install opentelemetry-sdk and "
+            "an exporter, or unset it"
+        ) from None
+    os.environ.setdefault("OTEL_SERVICE_NAME", "dataservice")
+    provider = TracerProvider()
+    known = {entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")}
+    for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
+        if name == "none":
+            continue
+        if name not in known:
+            raise ConfigError(
+                f'OTEL_TRACES_EXPORTER names "{name}", installed are {", ".join(sorted(known))}: '
+                "install its package, such as opentelemetry-exporter-otlp, or name another"
+            )
+        provider.add_span_processor(BatchSpanProcessor(known[name].load()()))
+    return provider

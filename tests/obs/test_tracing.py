@@ -16,6 +16,7 @@ from support.demo_config import demo_config
 from support.local_service import LocalService
 
 from dataservice.errors import ConfigError
+from dataservice.obs import tracing
 from dataservice.obs.tracing import VARIABLE, NoSpans, StepSpans, step_spans
 from dataservice.rpc import caller, client
 from trainer_client import PackStream, ParallelLayout
@@ -121,6 +122,12 @@ def test_the_sdk_makes_a_provider_of_its_variables() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert '"name": "dataservice.step"' in done.stdout and '"dataservice.step": 3' in done.stdout
+
+
+def test_an_exporter_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "carrier-pigeon")
+    with pytest.raises(ConfigError, match=r'"carrier-pigeon", installed are .*console'):
+        tracing._provider()
 
 
 def _python_path() -> dict[str, str]:
