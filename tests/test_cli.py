@@ -438,7 +438,15 @@ def test_commands_and_options_are_these() -> None:
         ],
         "fit-cost": ["--json", "--out", "timings"],
         "replay": ["--holes", "--json", "--out", "--rank", "--state", "--step", "config"],
-        "serve": ["--address", "--host", "--insecure", "--port", "--workers", "config"],
+        "serve": [
+            "--address",
+            "--host",
+            "--insecure",
+            "--log-format",
+            "--port",
+            "--workers",
+            "config",
+        ],
         "stage": [
             "--dp-size",
             "--json",

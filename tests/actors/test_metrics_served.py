@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from support.demo_config import demo_config
@@ -109,6 +111,26 @@ def test_stagers_say_what_they_copied(scraped: tuple[LocalService, str]) -> None
     assert one(found, "staging_bytes_total", tier="copied") == figures["copied_bytes"] > 0
     assert one(found, "cache_bytes") == figures["cached_bytes"] <= one(found, "cache_budget_bytes")
     assert one(found, "cache_budget_bytes") == 1 << 30
+
+
+def test_figures_are_for_those_with_the_token(
+    scraped: tuple[LocalService, str], config: Config, tmp_path: Path
+) -> None:
+    service, _ = scraped
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    serving = dataclasses.replace(config.serving, token_file=str(token))
+    web = service._loop.run(start_coordinator_web(service.coordinator, serving, port=0, again=None))
+    assert web is not None
+    try:
+        for path in ("/metrics", "/sd"):
+            with pytest.raises(HTTPError, match="401"):
+                get(web.url + path)
+            asked = Request(web.url + path, headers={"Authorization": "Bearer 0123456789abcdef"})
+            with urlopen(asked, timeout=10) as answer:
+                assert answer.status == 200
+    finally:
+        service._loop.run(web.stop())
 
 
 def test_a_member_without_metrics_is_no_target() -> None:
