@@ -61,6 +61,8 @@ class _Runner:
         """Ends it without a word, as a kill would."""
         self._running.cancel()
         self._thread.run(asyncio.sleep(0.05))
+        if self.actor._metrics is not None:
+            self._thread.run(self.actor._metrics.stop())
         if isinstance(self.actor, Worker) and self.actor._local is not None:
             self._thread.run(self.actor._local.stop(0.0))  # a kill leaves no socket either
         self._thread.close()
