@@ -153,14 +153,7 @@ class WorkerActor:
         signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())
 
     def run(self) -> None:
-        asyncio.run(watched(self._serve(), still_s=self._still_s))
-
-    async def _serve(self) -> None:
-        mirrored = asyncio.ensure_future(keep_mirrored(self._worker.sheet))
-        try:
-            await self._worker.run()
-        finally:
-            mirrored.cancel()
+        asyncio.run(watched(_mirrored(self._worker), still_s=self._still_s))
 
     def stop(self) -> None:
         self._worker.stop()
@@ -175,6 +168,15 @@ class WorkerActor:
     def threads(self) -> list[str]:
         """Names of the live threads, for leak checks."""
         return [thread.name for thread in threading.enumerate()]
+
+
+async def _mirrored(worker: Worker) -> None:
+    """Not a method: an actor with a coroutine would be Ray's to run, in a thread of its own."""
+    mirrored = asyncio.ensure_future(keep_mirrored(worker.sheet))
+    try:
+        await worker.run()
+    finally:
+        mirrored.cancel()
 
 
 class StagerActor:

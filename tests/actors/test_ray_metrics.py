@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
 from dataservice.actors import ray_metrics
+from dataservice.actors.ray_actors import StagerActor, WorkerActor
 from dataservice.actors.ray_metrics import MIRRORED, RayMirror, keep_mirrored
 from dataservice.obs.metrics import METRICS, Sheet
 
@@ -85,3 +87,9 @@ def test_it_goes_on_until_something_goes_wrong(
     asyncio.run(asyncio.wait_for(keep_mirrored(figures), 5))
     assert sum(value for value, _ in made["dataservice_packs_total"].told) == 2
     assert "Ray's metrics lack this process's: KeyError" in caplog.text
+
+
+def test_workers_and_stagers_run_in_their_main_thread() -> None:
+    """As Ray has it for actors without coroutines; SIGTERM is taken there alone."""
+    for actor in (WorkerActor, StagerActor):
+        assert not inspect.getmembers(actor, inspect.iscoroutinefunction)
