@@ -85,6 +85,9 @@ class SessionDesk:
             return
         self._planning.start(session)
         _LOG.info("session %d: run %s goes on", saved.generation, saved.run_id)
+        self._shared.events.note(
+            "session", f"run {saved.run_id} goes on from step {saved.cursor.step}"
+        )
 
     async def open_session(self, request: OpenSession) -> SessionOpened:
         plan = self._shared.plan
@@ -225,6 +228,11 @@ class SessionDesk:
             cursor.step,
             micro_step,
         )
+        self._shared.events.note(
+            "session",
+            f"run {session.run_id} of {session.grid.dp_size} ranks begins at step {cursor.step}"
+            + (f" micro-step {micro_step}" if micro_step else ""),
+        )
 
     def _opened(self, session: Session, request: OpenSession) -> SessionOpened:
         plan, vision = self._shared.plan, self._shared.config.plan.vision
@@ -305,7 +313,11 @@ class SessionDesk:
         self, session: Session, request: GetSteps | Progress, *, closing: bool = False
     ) -> None:
         self._shared.waits.note(
-            session.generation, request.dp_rank, request.peer, request.waited_workers_s
+            session.generation,
+            request.dp_rank,
+            request.peer,
+            request.waited_workers_s,
+            in_all_s=request.waited_s,
         )
         done = (request.done_step, request.done_micro_step)
         if session.progress(request.dp_rank, request.peer, done, request.waited_s, closing=closing):
