@@ -52,6 +52,6 @@ class Events:
         return [{**asdict(event), "at_s": round(event.at_s, 3)} for event in self._kept]
 
 
-def short(node: str) -> str:
-    """Names of Ray's nodes have 56 characters."""
-    return node[:12]
+def short(name: str) -> str:
+    """Of a node, of which Ray's have 56 characters, or of a run."""
+    return name[:12]

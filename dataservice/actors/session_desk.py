@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
+from dataservice.actors.events import short
 from dataservice.actors.gathering import Gathering
 from dataservice.actors.planning_ahead import STEPS, PlanningAhead
 from dataservice.actors.policies import check_policy, decoder_and_policy
@@ -86,7 +87,7 @@ class SessionDesk:
         self._planning.start(session)
         _LOG.info("session %d: run %s goes on", saved.generation, saved.run_id)
         self._shared.events.note(
-            "session", f"run {saved.run_id} goes on from step {saved.cursor.step}"
+            "session", f"run {short(saved.run_id)} goes on from step {saved.cursor.step}"
         )
 
     async def open_session(self, request: OpenSession) -> SessionOpened:
@@ -230,7 +231,7 @@ class SessionDesk:
         )
         self._shared.events.note(
             "session",
-            f"run {session.run_id} of {session.grid.dp_size} ranks begins at step {cursor.step}"
+            f"run {short(session.run_id)} of {session.grid.dp_size} ranks begins at step {cursor.step}"
             + (f" micro-step {micro_step}" if micro_step else ""),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from dataservice.actors.events import Events
+from dataservice.actors.events import Events, short
 from dataservice.actors.session import Session
 
 STILL_S = 20.0
@@ -33,7 +33,7 @@ class SessionNews:
             self._session, self._step = session.generation, -1
             self._told.clear()
         if session.failure is not None:
-            self._once("failed", f"run {session.run_id} failed: {session.failure}", "error")
+            self._once("failed", f"run {short(session.run_id)} failed: {session.failure}", "error")
             return
         if all(rank.closed for rank in session.ranks):
             self._once("closed", f"every rank has closed its stream at step {session.done_step}")

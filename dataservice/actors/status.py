@@ -119,6 +119,7 @@ def _session(shared: Shared, session: Session | None) -> dict[str, Any] | None:
     return {
         "generation": session.generation,
         "run_id": session.run_id,
+        "open_for_s": round(now - session.opened, 1),
         "dp_size": session.grid.dp_size,
         "peers": session.peers,
         "micro_steps": session.grid.micro_steps,

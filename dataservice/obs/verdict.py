@@ -18,6 +18,8 @@ BUSY = 0.85
 COLD = 0.5
 """Of the bytes read, from the origin: storage may be what limits."""
 SILENT_S = 30.0
+START_S = 40.0
+"""So long a session's start is in the shares."""
 
 
 class Verdict(TypedDict):
@@ -66,6 +68,9 @@ def _of_waits(status: Mapping[str, Any], session: Mapping[str, Any]) -> Verdict:
         cause, why = _bottleneck(status)
         level: Level = "error" if worst >= 0.2 else "warning"
         return _verdict(level, f"{who} {of_time} for workers: {cause}", why + others)
+    if session.get("open_for_s", START_S) < START_S:
+        why = "Waits before the first batches are not for workers; they leave the figures soon."
+        return _verdict("idle", "The run has just begun, or gone on", why)
     if status.get("planning_waits"):
         return _verdict("error", f"{who} {of_time} for the plan", str(status["planning_waits"]))
     slowest = _slowest(session)

@@ -5,7 +5,7 @@
 // ever more slowly, without end.
 
 const POLL_MS = 1000, HIDDEN_MS = 10000, LONGEST_MS = 8000, DEADLINE_MS = 6000;
-const MOST_BARS = 256, MOST_COLUMNS = 512, FEW_BARS = 24, FIRST_WORKERS = 24, FIRST_RANKS = 8;
+const MOST_BARS = 256, MOST_COLUMNS = 512, FEW_BARS = 24, FEW_COLUMNS = 16, FEW_ROWS = 12, FIRST_WORKERS = 24, FIRST_RANKS = 5;
 const QUIET = 0.02;
 const MARKS = { ok: "\u2713", idle: "\u2026", warning: "!", error: "\u2715", lost: "?" };
 const LEVEL_MARKS = { info: "\u00b7", warning: "!", error: "\u2715" };
@@ -91,7 +91,7 @@ function meter(td, { part, text: words }) {
     td.append(box);
   }
   td.className = "wide";
-  td.firstElementChild.firstElementChild.style.setProperty("--part", percent(Math.min(1, part), 1));
+  td.firstElementChild.firstElementChild.style.setProperty("--part", `${100 * Math.min(1, part)}%`);
   text(td.firstElementChild.lastElementChild, words);
 }
 
@@ -101,7 +101,7 @@ function showHead(status) {
   const session = status.session;
   text($("job"), status.job ?? "dataservice");
   const end = session && session.end_step >= 0 ? ` of ${count(session.end_step)}` : "";
-  text($("run"), !session ? "" : `run ${session.run_id}: step ${count(session.done_step)}${end}, ` +
+  text($("run"), !session ? "" : `run ${session.run_id.slice(0, 12)}: step ${count(session.done_step)}${end}, ` +
     `${many(session.dp_size, "rank")} x ${many(session.micro_steps, "micro-step")}`);
   text($("about"), [`dataservice ${status.version}`, `coordinator up for ${span(status.now_s - status.started_s)}`,
     ...(status.samples === undefined ? [] : [`${count(status.samples)} samples`, `plan ${status.plan_digest.slice(0, 12)}`,
@@ -176,7 +176,7 @@ function showWaits(status) {
   bars.forEach((bar, at) => {
     const [label, fill] = strip.children[at].children;
     text(label, few ? percent(bar.share) : "");
-    fill.style.height = percent(0.8 * Math.min(1, bar.share / top), 1);
+    fill.style.height = `${(few ? 80 : 100) * Math.min(1, bar.share / top)}%`; // room for the number
     fill.dataset.shade = shade(bar.share);
   });
   strip.setAttribute("aria-valuemax", bars.length - 1);
@@ -232,7 +232,8 @@ function showGrid(grid) {
   const sizes = `Cost of ${grid.micro_steps} micro-steps by ${grid.dp_size} ranks`;
   $("before").setAttribute("aria-label", `${sizes} as it would arrive: idle share ${percent(grid.idle_share_arrival, 1)}`);
   $("after").setAttribute("aria-label", `${sizes} as placed: idle share ${percent(grid.idle_share, 1)}`);
-  text($("grid-most"), `costliest cell${grid.sync_domain < grid.dp_size ? `; ${grid.sync_domain} ranks meet at every micro-step` : ""}`);
+  const few = grid.dp_size <= FEW_COLUMNS && grid.micro_steps <= FEW_ROWS;
+  text($("grid-most"), `costliest cell${few ? "; numbers are multiples of the mean cell" : ""}${grid.sync_domain < grid.dp_size ? `; ${grid.sync_domain} ranks meet at every micro-step` : ""}`);
   rows($("rows"), grid.cost.map((_, at) => at), (at) => at, (at) => [
     String(at), multiple(grid.cost_arrival[at]), multiple(grid.cost[at]),
     count(grid.images[at].reduce((a, b) => a + b, 0))]);
@@ -243,8 +244,14 @@ function multiple(row) {
   return mean ? `${(Math.max(...row) / mean).toFixed(2)} x` : "-";
 }
 
-/** One pixel a cell, or the costliest of a few ranks; CSS makes it large. */
+function colour(part) {
+  const at = part * (CIVIDIS.length - 1), low = CIVIDIS[Math.floor(at)], high = CIVIDIS[Math.ceil(at)];
+  return low.map((value, i) => Math.round(value + (high[i] - value) * (at % 1)));
+}
+
+/** One pixel a cell, or the costliest of a few ranks; CSS makes it large. Few cells have numbers. */
 function draw(canvas, cells, most) {
+  if (cells[0].length <= FEW_COLUMNS && cells.length <= FEW_ROWS) return drawFew(canvas, cells, most);
   const fold = Math.ceil(cells[0].length / MOST_COLUMNS), width = Math.ceil(cells[0].length / fold);
   canvas.width = width;
   canvas.height = cells.length;
@@ -252,12 +259,30 @@ function draw(canvas, cells, most) {
   const context = canvas.getContext("2d"), image = context.createImageData(width, cells.length);
   cells.forEach((row, y) => {
     for (let x = 0; x < width; x++) {
-      const at = (Math.max(...row.slice(x * fold, (x + 1) * fold)) / most) * (CIVIDIS.length - 1);
-      const low = CIVIDIS[Math.floor(at)], high = CIVIDIS[Math.ceil(at)], part = at % 1;
-      image.data.set([...low.map((value, i) => value + (high[i] - value) * part), 255], 4 * (y * width + x));
+      const cost = Math.max(...row.slice(x * fold, (x + 1) * fold));
+      image.data.set([...colour(cost / most), 255], 4 * (y * width + x));
     }
   });
   context.putImageData(image, 0, 0);
+}
+
+function drawFew(canvas, cells, most) {
+  const ratio = window.devicePixelRatio || 1, height = 24 * cells.length;
+  canvas.style.height = `${height}px`;
+  canvas.width = canvas.clientWidth * ratio;
+  canvas.height = height * ratio;
+  const context = canvas.getContext("2d"), columns = cells[0].length;
+  const mean = cells.flat().reduce((a, b) => a + b, 0) / (cells.length * columns) || 1;
+  const wide = canvas.width / columns, high = canvas.height / cells.length;
+  context.font = `${11.5 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  cells.forEach((row, y) => row.forEach((cost, x) => {
+    context.fillStyle = `rgb(${colour(cost / most)})`;
+    context.fillRect(x * wide, y * high, wide - ratio, high - ratio);
+    context.fillStyle = cost / most > 0.5 ? "#000" : "#fff";
+    context.fillText((cost / mean).toFixed(1), (x + 0.5) * wide, (y + 0.5) * high);
+  }));
 }
 
 // ---- workers and stagers -----------------------------------------------------------------------
@@ -300,7 +325,7 @@ function showStaging(status) {
     return [{ text: stager.host, small: stager.node === stager.host ? "" : stager.node.slice(0, 8) },
       { part: stager.cached_bytes / Math.max(1, stager.budget_bytes), text: `${size(stager.cached_bytes)} of ${size(stager.budget_bytes)}` },
       stager.missing_bytes ? { text: size(stager.missing_bytes), small: many(stager.missing_shards, "shard") } : "nothing",
-      `${size(stager.bytes_per_s)}`, stager.left_s === null ? "unknown" : stager.left_s ? span(stager.left_s) : "done",
+      stager.bytes_per_s ? size(stager.bytes_per_s) : "-", stager.left_s === null ? "unknown" : stager.left_s ? span(stager.left_s) : "done",
       stager.hit_rate === null ? "-" : percent(stager.hit_rate), count(stager.lanes.length),
       { text: troubles.filter(Boolean).join("; "), class: "words" }];
   });
@@ -398,6 +423,7 @@ $("more-workers").addEventListener("click", () => {
   allWorkers = !allWorkers;
   if (seen.status) showWorkers(seen.status);
 });
+window.addEventListener("resize", () => showGrid(seen.grid));
 document.addEventListener("visibilitychange", () => document.hidden || poll());
 setInterval(showHeard, 1000);
 poll();
