@@ -229,11 +229,9 @@ class SessionDesk:
             cursor.step,
             micro_step,
         )
-        self._shared.events.note(
-            "session",
-            f"run {short(session.run_id)} of {session.grid.dp_size} ranks begins at step {cursor.step}"
-            + (f" micro-step {micro_step}" if micro_step else ""),
-        )
+        who = f"run {short(session.run_id)} of {session.grid.dp_size} ranks"
+        inside = f" micro-step {micro_step}" if micro_step else ""
+        self._shared.events.note("session", f"{who} begins at step {cursor.step}{inside}")
 
     def _opened(self, session: Session, request: OpenSession) -> SessionOpened:
         plan, vision = self._shared.plan, self._shared.config.plan.vision

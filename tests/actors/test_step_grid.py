@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +15,15 @@ from dataservice.actors.plan_messages import StepRequest
 from dataservice.actors.planner import Planner
 from dataservice.actors.step_grid import current_step, step_grid
 from dataservice.actors.steps import ActiveStep
-from dataservice.core.settings import Grid, KindShare, Segregation, SourceSettings
+from dataservice.core.settings import Grid, KindShare, Segregation, SourceShare
 
 
 def first_step(folder: Path, *, segregate: bool) -> ActiveStep:
     config = demo_config(folder)
     if segregate:
         text, vision = KindShare(micro_steps=1, packs_per_cell=2), KindShare(micro_steps=3)
-        sources = tuple(
-            SourceSettings(name=name, weight=Fraction(1)) for name in ("text", "caption", "multi")
-        )
+        names = ("text", "caption", "multi")
+        sources = tuple(SourceShare(name=name, weight="1") for name in names)
         kinds = Segregation(text=text, vision=vision)
         plan = dataclasses.replace(config.plan, segregate=kinds, sources=sources, epochs=None)
         config = dataclasses.replace(config, plan=plan)
