@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -49,7 +49,16 @@ class Events:
         self._kept.append(event)
 
     def as_json(self) -> list[dict[str, Any]]:
-        return [{**asdict(event), "at_s": round(event.at_s, 3)} for event in self._kept]
+        return [
+            {
+                "at_s": round(event.at_s, 3),
+                "kind": event.kind,
+                "text": event.text,
+                "level": event.level,
+                "count": event.count,
+            }
+            for event in self._kept
+        ]
 
 
 def short(name: str) -> str:

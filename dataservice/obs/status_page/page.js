@@ -72,7 +72,7 @@ function rows(table, items, key, cells) {
       td.className = given.class ?? "";
       if (given.part !== undefined) meter(td, given);
       else if (given.small !== undefined) {
-        if (td.firstElementChild === null) td.replaceChildren(make("span"), make("small"));
+        if (td.firstElementChild === null) td.replaceChildren(make("span"), " ", make("small"));
         text(td.firstElementChild, given.text);
         text(td.lastElementChild, given.small);
       } else text(td, given.text);
