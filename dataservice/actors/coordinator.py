@@ -101,8 +101,9 @@ class Coordinator:
 
     def wind_down(self) -> None:
         """No more steps from now on; what was handed out is still built and served."""
+        if not self.shared.winding_down:
+            self.shared.events.note("stopping", "the service is being stopped")
         self.shared.winding_down = True
-        self.shared.events.note("stopping", "the service is being stopped")
         self.shared.changes.notify()
 
     async def _open_plan(self) -> PlanInfo:

@@ -6,10 +6,11 @@ one that is costly is kept for KEEP_S, so that many who look cost no more than o
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping
+
+import orjson
 
 from dataservice.actors.coordinator import Coordinator
 from dataservice.actors.step_grid import current_step, step_grid
@@ -56,7 +57,7 @@ def _step(coordinator: Coordinator) -> Handler:
         which = (session.generation, active.step)  # placed once, and never again
         if which != kept[0]:
             grid = step_grid(active, shared.config.plan.balance.sync_domain)
-            kept = which, Answer(json.dumps(grid).encode())
+            kept = which, Answer(orjson.dumps(grid))
         return kept[1]
 
     return step

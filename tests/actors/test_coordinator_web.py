@@ -101,11 +101,12 @@ def test_a_run_is_told_as_it_goes(service: LocalService) -> None:
 
 def test_the_page_and_its_files_are_there_and_nothing_else(service: LocalService) -> None:
     kinds = {}
-    for path in ("/", "/page.css", "/page.js"):
+    for path in ("/", "/page.css", "/page.js", "/grid.js"):
         with urllib.request.urlopen(service.page_url + path, timeout=10) as answer:
             kinds[path] = answer.headers["Content-Type"].partition(";")[0]
             assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
-    assert kinds == {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
+    scripts = dict.fromkeys(("/page.js", "/grid.js"), "text/javascript")
+    assert kinds == {"/": "text/html", "/page.css": "text/css", **scripts}
     for path in ("/page.html", "/api", "/__init__.py", "/%2e%2e/web.py"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(service.page_url + path, timeout=10)

@@ -177,16 +177,17 @@ async def rows(page: Page, table: str) -> list[list[str]]:
 
 def test_the_files_load_nothing_and_write_no_markup() -> None:
     folder = files("dataservice.obs.status_page")
-    sources = {name: folder.joinpath(f"page.{name}").read_text() for name in ("html", "css", "js")}
+    names = ("page.html", "page.css", "page.js", "grid.js")
+    sources = {name: folder.joinpath(name).read_text() for name in names}
     for name, source in sources.items():
         outside = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s'\"]*", source)
         assert [url for url in outside if "www.w3.org/2000/svg" not in url] == [], name
         for risk in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert risk not in source, name
-    assert re.findall(r"\son\w+=", sources["html"]) == []
-    ids = re.findall(r'\bid="([^"]+)"', sources["html"])
+    assert re.findall(r"\son\w+=", sources["page.html"]) == []
+    ids = re.findall(r'\bid="([^"]+)"', sources["page.html"])
     assert len(ids) == len(set(ids))
-    used = set(re.findall(r'(?:\$|\blist)\("([\w-]+)"', sources["js"]))
+    used = set(re.findall(r'(?:\$|\blist)\("([\w-]+)"', sources["page.js"]))
     assert used <= set(ids)
 
 

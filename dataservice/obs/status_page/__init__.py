@@ -1,4 +1,4 @@
-"""The status page: three static files, which show what /api/status and /api/step answer.
+"""The status page: static files, which show what /api/status and /api/step answer.
 
 Invariants: nothing is loaded from elsewhere, and nothing on the page changes the service; what
 stands in the data reaches the page as text alone.
@@ -17,6 +17,7 @@ _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/grid.js": ("grid.js", "text/javascript; charset=utf-8"),
 }
 
 

@@ -4,15 +4,13 @@
 // kind is under way at a time and has a deadline; a coordinator that does not answer is asked again
 // ever more slowly, without end.
 
+import { draw, isFew } from "./grid.js";
+
 const POLL_MS = 1000, HIDDEN_MS = 10000, LONGEST_MS = 8000, DEADLINE_MS = 6000;
-const MOST_BARS = 256, MOST_COLUMNS = 512, FEW_BARS = 24, FEW_COLUMNS = 16, FEW_ROWS = 12, FIRST_WORKERS = 24, FIRST_RANKS = 5;
+const MOST_BARS = 256, FEW_BARS = 24, FIRST_WORKERS = 24, FIRST_RANKS = 5;
 const QUIET = 0.02;
 const MARKS = { ok: "\u2713", idle: "\u2026", warning: "!", error: "\u2715", lost: "?" };
 const LEVEL_MARKS = { info: "\u00b7", warning: "!", error: "\u2715" };
-const CIVIDIS = ["#00224e", "#0a2f6b", "#2a3f6d", "#414d6b", "#555b6c", "#696970", "#7d7876",
-  "#938979", "#aa9a73", "#c3ac69", "#dcbf57", "#fee838"].map((shade) =>
-  [1, 3, 5].map((at) => parseInt(shade.slice(at, at + 2), 16)));
-
 const $ = (id) => document.getElementById(id);
 const seen = { status: null, grid: null, gridKey: "", heardAt: 0, tries: 0, nextAt: 0, problem: "" };
 let allWorkers = false, chosenBar = 0, bars = [], polling = false, timer = 0;
@@ -224,7 +222,7 @@ function showGrid(grid) {
   text($("idle"), none ? "-" : percent(grid.idle_share, 1));
   text($("idle-arrival"), none ? "" : `${percent(grid.idle_share_arrival, 1)} before balancing`);
   if (none) return;
-  const most = Math.max(1, ...grid.cost.flat(), ...grid.cost_arrival.flat());
+  const most = Math.max(1, ...[...grid.cost, ...grid.cost_arrival].map((row) => Math.max(...row)));
   draw($("before"), grid.cost_arrival, most);
   draw($("after"), grid.cost, most);
   text($("before-words"), `idle ${percent(grid.idle_share_arrival, 1)}`);
@@ -232,8 +230,7 @@ function showGrid(grid) {
   const sizes = `Cost of ${grid.micro_steps} micro-steps by ${grid.dp_size} ranks`;
   $("before").setAttribute("aria-label", `${sizes} as it would arrive: idle share ${percent(grid.idle_share_arrival, 1)}`);
   $("after").setAttribute("aria-label", `${sizes} as placed: idle share ${percent(grid.idle_share, 1)}`);
-  const few = grid.dp_size <= FEW_COLUMNS && grid.micro_steps <= FEW_ROWS;
-  text($("grid-most"), `costliest cell${few ? "; numbers are multiples of the mean cell" : ""}${grid.sync_domain < grid.dp_size ? `; ${grid.sync_domain} ranks meet at every micro-step` : ""}`);
+  text($("grid-most"), `costliest cell${isFew(grid.cost) ? "; numbers are multiples of the mean cell" : ""}${grid.sync_domain < grid.dp_size ? `; ${grid.sync_domain} ranks meet at every micro-step` : ""}`);
   rows($("rows"), grid.cost.map((_, at) => at), (at) => at, (at) => [
     String(at), multiple(grid.cost_arrival[at]), multiple(grid.cost[at]),
     count(grid.images[at].reduce((a, b) => a + b, 0))]);
@@ -242,47 +239,6 @@ function showGrid(grid) {
 function multiple(row) {
   const mean = row.reduce((a, b) => a + b, 0) / row.length;
   return mean ? `${(Math.max(...row) / mean).toFixed(2)} x` : "-";
-}
-
-function colour(part) {
-  const at = part * (CIVIDIS.length - 1), low = CIVIDIS[Math.floor(at)], high = CIVIDIS[Math.ceil(at)];
-  return low.map((value, i) => Math.round(value + (high[i] - value) * (at % 1)));
-}
-
-/** One pixel a cell, or the costliest of a few ranks; CSS makes it large. Few cells have numbers. */
-function draw(canvas, cells, most) {
-  if (cells[0].length <= FEW_COLUMNS && cells.length <= FEW_ROWS) return drawFew(canvas, cells, most);
-  const fold = Math.ceil(cells[0].length / MOST_COLUMNS), width = Math.ceil(cells[0].length / fold);
-  canvas.width = width;
-  canvas.height = cells.length;
-  canvas.style.height = `${Math.max(72, Math.min(220, cells.length * 22))}px`;
-  const context = canvas.getContext("2d"), image = context.createImageData(width, cells.length);
-  cells.forEach((row, y) => {
-    for (let x = 0; x < width; x++) {
-      const cost = Math.max(...row.slice(x * fold, (x + 1) * fold));
-      image.data.set([...colour(cost / most), 255], 4 * (y * width + x));
-    }
-  });
-  context.putImageData(image, 0, 0);
-}
-
-function drawFew(canvas, cells, most) {
-  const ratio = window.devicePixelRatio || 1, height = 24 * cells.length;
-  canvas.style.height = `${height}px`;
-  canvas.width = canvas.clientWidth * ratio;
-  canvas.height = height * ratio;
-  const context = canvas.getContext("2d"), columns = cells[0].length;
-  const mean = cells.flat().reduce((a, b) => a + b, 0) / (cells.length * columns) || 1;
-  const wide = canvas.width / columns, high = canvas.height / cells.length;
-  context.font = `${11.5 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
-  context.textAlign = "center";
-  context.textBaseline = "middle";
-  cells.forEach((row, y) => row.forEach((cost, x) => {
-    context.fillStyle = `rgb(${colour(cost / most)})`;
-    context.fillRect(x * wide, y * high, wide - ratio, high - ratio);
-    context.fillStyle = cost / most > 0.5 ? "#000" : "#fff";
-    context.fillText((cost / mean).toFixed(1), (x + 0.5) * wide, (y + 0.5) * high);
-  }));
 }
 
 // ---- workers and stagers -----------------------------------------------------------------------
