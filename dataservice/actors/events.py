@@ -64,3 +64,8 @@ class Events:
 def short(name: str) -> str:
     """Of a node, of which Ray's have 56 characters, or of a run."""
     return name[:12]
+
+
+def named(worker_id: str) -> str:
+    """Ids that Ray's workers are given say already what they are."""
+    return worker_id if worker_id.startswith("worker") else f"worker {worker_id}"

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.dealing import Dealer
-from dataservice.actors.events import short
+from dataservice.actors.events import named, short
 from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.policies import decoder_and_policy
 from dataservice.actors.registry import Entry, WorkerSeat
@@ -112,7 +112,7 @@ class WorkDesk:
         seat = self._shared.registry.seat_worker(request)
         _LOG.info("worker %s joined on %s at %s", request.worker_id, request.node, request.endpoint)
         self._shared.events.note(
-            "worker joined", f"worker {request.worker_id} joined on node {short(request.node)}"
+            "worker joined", f"{named(request.worker_id)} joined on node {short(request.node)}"
         )
         if self._shared.session is not None:
             self.dealer.deal_orphans(self._shared.session)
@@ -162,7 +162,7 @@ class WorkDesk:
             moved += len(left)
             if seat.draining and not left:
                 _LOG.info("worker %s has left", worker_id)
-                self._shared.events.note("worker left", f"worker {worker_id} has left, as asked")
+                self._shared.events.note("worker left", f"{named(worker_id)} has left, as asked")
                 continue
             self._shared.counters["workers_lost"] += 1
             suspects = self._suspect(seat, left)
@@ -176,7 +176,7 @@ class WorkDesk:
             )
             self._shared.events.note(
                 "worker lost",
-                f"worker {worker_id} is gone ({why}); {len(left)} packs go to others",
+                f"{named(worker_id)} is gone ({why}); {len(left)} packs go to others",
                 level="warning",
             )
         self._move_packs(gone.keys(), moved)
@@ -189,7 +189,7 @@ class WorkDesk:
         worker_id = seat.hello.worker_id
         _LOG.info("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
         self._shared.events.note(
-            "worker retires", f"worker {worker_id} retires ({why}); {len(left)} packs go to others"
+            "worker retires", f"{named(worker_id)} retires ({why}); {len(left)} packs go to others"
         )
         self._move_packs({worker_id}, len(left))
 
@@ -360,7 +360,7 @@ class WorkDesk:
         _LOG.warning("pack %s failed on %s: %s", request.pack_id, request.worker_id, request.reason)
         self._shared.events.note(
             "pack failed",
-            f"pack {request.pack_id} failed on worker {request.worker_id}: {request.reason}",
+            f"pack {request.pack_id} failed on {named(request.worker_id)}: {request.reason}",
             level="warning",
         )
         if request.fatal or self._attempts[key] >= PACK_ATTEMPTS:

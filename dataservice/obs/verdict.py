@@ -58,10 +58,12 @@ def _of_waits(status: Mapping[str, Any], session: Mapping[str, Any]) -> Verdict:
         if silent:
             return _verdict("warning", "No rank reports", silent)
         return _verdict("ok", "No rank is waiting", _ready(status))
-    waiting = [rank for rank, share in enumerate(shares) if share >= QUIET]
+    waiting = _waiting(shares)
     who = _who(waiting, len(shares))
     of_time = f"{_percent(worst)} of {'its' if len(waiting) == 1 < len(shares) else 'their'} time"
-    others = "" if len(waiting) == len(shares) else " Ranks that meet it in a collective wait too."
+    it = "it" if len(waiting) == 1 else "them"
+    meet = f" Ranks that meet {it} in a collective wait too."
+    others = "" if len(waiting) == len(shares) else meet
     rank = max(range(len(shares)), key=shares.__getitem__)
     for_workers = session.get("waited_workers_share", shares)[rank]
     if for_workers >= worst / 2:
@@ -83,6 +85,14 @@ def _of_waits(status: Mapping[str, Any], session: Mapping[str, Any]) -> Verdict:
         "The plan is not far enough ahead: see serving.plan_ahead_steps, and the coordinator's "
         f"cores.{others}",
     )
+
+
+def _waiting(shares: Sequence[float]) -> list[int]:
+    """The one rank that waits far longer than any other; else all that wait."""
+    order = sorted(range(len(shares)), key=shares.__getitem__, reverse=True)
+    if len(order) > 1 and shares[order[1]] < shares[order[0]] / 2:
+        return order[:1]
+    return [rank for rank in order if shares[rank] >= QUIET]
 
 
 def _who(waiting: Sequence[int], num_ranks: int) -> str:

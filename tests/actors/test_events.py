@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dataservice.actors import events
-from dataservice.actors.events import MANY, MOST, TEXT_CHARS, Events
+from dataservice.actors.events import MANY, MOST, TEXT_CHARS, Events, named, short
 
 
 @pytest.fixture
@@ -50,3 +50,8 @@ def test_the_oldest_go_and_long_texts_are_cut(now: list[float]) -> None:
     told = seen.as_json()
     assert (len(told), told[0]["text"].split()[0]) == (MOST, "20")
     assert {len(event["text"]) for event in told} == {TEXT_CHARS}
+
+
+def test_names_are_short_and_say_once_what_they_are() -> None:
+    assert (named("w0"), named("worker-5fe63a2b")) == ("worker w0", "worker-5fe63a2b")
+    assert short("a" * 56) == "a" * 12

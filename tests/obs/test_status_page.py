@@ -160,8 +160,8 @@ async def page_of(folder: Path, answers: dict[str, Any]) -> AsyncIterator[Page]:
         await server.stop()
 
 
-def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))
+def run(test: Any, timeout_s: float = 110.0) -> None:
+    asyncio.run(asyncio.wait_for(test(), timeout_s))
 
 
 async def rows(page: Page, table: str) -> list[list[str]]:
@@ -224,7 +224,7 @@ def test_every_figure_is_the_one_of_the_api(tmp_path: Path) -> None:
             ]
             workers = await rows(page, "workers")
             assert workers[2] == [
-                *("w2 n2", "serves", "12, 15.0 MB", "2", "12.5", "42 %", "1,234", "400 MB", "75 %")
+                *("w2 n2", "serves", "12 (15.0 MB)", "2", "12.5", "42 %", "1,234", "400 MB", "75 %")
             ]
             (stager,) = await rows(page, "stagers")
             assert stager[1:7] == [
@@ -305,7 +305,7 @@ def test_thousands_of_ranks_are_folded_and_many_workers_shown_on_demand(tmp_path
             detail = await page.text("#rank-detail")
             assert detail.startswith("rank 3, the most of ranks 0 to 11: waits 45.0 % of its time")
             assert await page.value("document.querySelector('#after').width") == 500
-            assert len(await rows(page, "workers")) == 24
+            assert len(await rows(page, "workers")) == 16
             await page.value("document.querySelector('#more-workers').click()")
             assert [row[0] for row in await rows(page, "workers")][10] == "w10 n2"
             assert len(await rows(page, "workers")) == 300
@@ -338,13 +338,14 @@ def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
 
 
 @needs_browser
+@pytest.mark.timeout(240)
 def test_it_follows_a_real_service_through_a_restart(tmp_path: Path) -> None:
     config = demo_config(tmp_path / "service")
     with LocalService(config, workers=2, nodes=("n0", "n1"), web=True) as service:
         reading = threading.Thread(
             target=read_ranks,
             args=(service.endpoint,),
-            kwargs={"job": "test", "dp_size": 2, "micro_steps": 4, "steps": 30},
+            kwargs={"job": "test", "dp_size": 2, "micro_steps": 4, "steps": 12},
         )
 
         async def check() -> None:
@@ -354,12 +355,13 @@ def test_it_follows_a_real_service_through_a_restart(tmp_path: Path) -> None:
                 reading.start()
                 text = "document.querySelector('#verdict-text').innerText"
                 await page.until(f"{text} === 'Every rank has closed its stream'", 60)
+                await page.until("/every rank has closed/.test(document.body.innerText)")
                 told = await asyncio.to_thread(service.status)
                 await asyncio.sleep(1.5)
                 served = {row[0].split()[0]: row[6] for row in await rows(page, "workers")}
                 packs = {w["id"]: f"{w['served_packs']:,}" for w in told["workers"]}
                 assert served == packs
-                assert sum(w["served_packs"] for w in told["workers"]) >= 2 * 4 * 30
+                assert sum(w["served_packs"] for w in told["workers"]) >= 2 * 4 * 12
                 assert f"step {told['session']['done_step']}" in await page.text("#run")
                 events = await page.value("document.querySelectorAll('#events li').length")
                 assert events == len(told["events"])
@@ -374,5 +376,5 @@ def test_it_follows_a_real_service_through_a_restart(tmp_path: Path) -> None:
                 assert await page.text("#heard-text") == "live, once a second"
                 assert page.errors == []
 
-        run(check)
+        run(check, 200.0)
         reading.join(30)

@@ -88,7 +88,9 @@ def test_some_ranks_wait() -> None:
     one = status([0.0, 0.0, 0.4])
     level, text = said(one)
     assert (level, text.partition(" for workers")[0]) == ("error", "Rank 2 waits 40 % of its time")
-    assert "collective" in verdict_of(one)["why"]
+    assert "meet it in a collective" in verdict_of(one)["why"]
+    assert said(status([0.05, 0.0, 0.4, 0.1]))[1].startswith("Rank 2 waits 40 % of its time")
+    assert "meet them in a collective" in verdict_of(status([0.05, 0.0, 0.04]))["why"]
     assert said(status([0.05, 0.0, 0.04]))[1].startswith("2 of 3 ranks wait up to 5 % of their")
 
 

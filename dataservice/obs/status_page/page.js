@@ -7,7 +7,7 @@
 import { draw, isFew } from "./grid.js";
 
 const POLL_MS = 1000, HIDDEN_MS = 10000, LONGEST_MS = 8000, DEADLINE_MS = 6000;
-const MOST_BARS = 256, FEW_BARS = 24, FIRST_WORKERS = 24, FIRST_RANKS = 5;
+const MOST_BARS = 256, FEW_BARS = 24, FIRST_WORKERS = 16, FIRST_RANKS = 5;
 const QUIET = 0.02;
 const MARKS = { ok: "\u2713", idle: "\u2026", warning: "!", error: "\u2715", lost: "?" };
 const LEVEL_MARKS = { info: "\u00b7", warning: "!", error: "\u2715" };
@@ -262,7 +262,7 @@ function showWorkers(status) {
   rows($("workers"), allWorkers ? order : order.slice(0, FIRST_WORKERS), (worker) => worker.id, (worker) => {
     const read = worker.read_staged_bytes + worker.read_origin_bytes;
     return [{ text: worker.id, small: worker.node.slice(0, 8) }, stateOf(worker),
-      { part: worker.ready_bytes / most, text: `${count(worker.ready_packs)}, ${size(worker.ready_bytes)}` },
+      { part: worker.ready_bytes / most, text: `${count(worker.ready_packs)} (${size(worker.ready_bytes)})` },
       count(worker.queued_packs), rate(worker.images_per_s), percent(worker.busy_share),
       count(worker.served_packs), worker.memory_bytes ? size(worker.memory_bytes) : "-",
       read ? percent(worker.read_staged_bytes / read) : "-"];
