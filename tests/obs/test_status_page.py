@@ -269,9 +269,9 @@ def test_what_stands_in_the_data_is_text(tmp_path: Path) -> None:
 @needs_browser
 def test_it_is_read_by_keyboard_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
     async def check() -> None:
-        async with page_of(tmp_path, {"/api/status": status(), "/api/step": grid()}) as page:
+        async with page_of(tmp_path, {"/api/status": status(20), "/api/step": grid(20)}) as page:
             await page.value("document.querySelector('#strip').focus()")
-            for key, rank in (("ArrowRight", 1), ("End", 5), ("ArrowLeft", 4), ("Home", 0)):
+            for key, rank in (("ArrowRight", 1), ("End", 19), ("ArrowLeft", 18), ("Home", 0)):
                 await page.press(key)
                 assert (await page.text("#rank-detail")).startswith(f"rank {rank}: waits ")
             strip = "document.querySelector('#strip')"

@@ -3,7 +3,7 @@
 // Invariants: shades are cividis, even in lightness; where there are few cells each has its number,
 // a multiple of the mean cell.
 
-const MOST_COLUMNS = 512, FEW_COLUMNS = 16, FEW_ROWS = 12;
+const MOST_COLUMNS = 512, LEAST_CELL = 26, FEW_ROWS = 12;
 const CIVIDIS = ["#00224e", "#0a2f6b", "#2a3f6d", "#414d6b", "#555b6c", "#696970", "#7d7876",
   "#938979", "#aa9a73", "#c3ac69", "#dcbf57", "#fee838"].map((shade) =>
   [1, 3, 5].map((at) => parseInt(shade.slice(at, at + 2), 16)));
@@ -13,11 +13,13 @@ function colour(part) {
   return low.map((value, i) => Math.round(value + (high[i] - value) * (at % 1)));
 }
 
-export const isFew = (cells) => cells[0].length <= FEW_COLUMNS && cells.length <= FEW_ROWS;
+export function isFew(canvas, cells) {
+  return canvas.clientWidth / cells[0].length >= LEAST_CELL && cells.length <= FEW_ROWS;
+}
 
 /** One pixel a cell, or the costliest of a few ranks; CSS makes it large. Few cells have numbers. */
 export function draw(canvas, cells, most) {
-  if (isFew(cells)) return drawFew(canvas, cells, most);
+  if (isFew(canvas, cells)) return drawFew(canvas, cells, most);
   const fold = Math.ceil(cells[0].length / MOST_COLUMNS), width = Math.ceil(cells[0].length / fold);
   canvas.width = width;
   canvas.height = cells.length;

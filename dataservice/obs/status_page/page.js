@@ -7,7 +7,7 @@
 import { draw, isFew } from "./grid.js";
 
 const POLL_MS = 1000, HIDDEN_MS = 10000, LONGEST_MS = 8000, DEADLINE_MS = 6000;
-const MOST_BARS = 256, FEW_BARS = 24, FIRST_WORKERS = 16, FIRST_RANKS = 5;
+const MOST_BARS = 256, LEAST_BAR = 34, FIRST_WORKERS = 16, FIRST_RANKS = 5;
 const QUIET = 0.02;
 const MARKS = { ok: "\u2713", idle: "\u2026", warning: "!", error: "\u2715", lost: "?" };
 const LEVEL_MARKS = { info: "\u00b7", warning: "!", error: "\u2715" };
@@ -167,7 +167,7 @@ function showWaits(status) {
   text($("last-rank"), shares.length > 1 ? `rank ${count(shares.length - 1)}` : "");
   text($("waits-lead"), "Share of the last 30 s that each data-parallel rank waited for its next batch" +
     (fold > 1 ? `; a bar is the one of ${fold} ranks that waited most.` : "."));
-  const strip = $("strip"), few = bars.length <= FEW_BARS;
+  const strip = $("strip"), few = strip.clientWidth / bars.length >= LEAST_BAR;
   strip.classList.toggle("few", few);
   while (strip.childElementCount > bars.length) strip.lastElementChild.remove();
   while (strip.childElementCount < bars.length) strip.append(make("div", make("span"), make("i")));
@@ -230,7 +230,8 @@ function showGrid(grid) {
   const sizes = `Cost of ${grid.micro_steps} micro-steps by ${grid.dp_size} ranks`;
   $("before").setAttribute("aria-label", `${sizes} as it would arrive: idle share ${percent(grid.idle_share_arrival, 1)}`);
   $("after").setAttribute("aria-label", `${sizes} as placed: idle share ${percent(grid.idle_share, 1)}`);
-  text($("grid-most"), `costliest cell${isFew(grid.cost) ? "; numbers are multiples of the mean cell" : ""}${grid.sync_domain < grid.dp_size ? `; ${grid.sync_domain} ranks meet at every micro-step` : ""}`);
+  text($("grid-most"), ["costliest cell", isFew($("after"), grid.cost) && "numbers are multiples of the mean cell",
+    grid.sync_domain < grid.dp_size && `${grid.sync_domain} ranks meet at every micro-step`].filter(Boolean).join("; "));
   rows($("rows"), grid.cost.map((_, at) => at), (at) => at, (at) => [
     String(at), multiple(grid.cost_arrival[at]), multiple(grid.cost[at]),
     count(grid.images[at].reduce((a, b) => a + b, 0))]);
@@ -379,7 +380,10 @@ $("more-workers").addEventListener("click", () => {
   allWorkers = !allWorkers;
   if (seen.status) showWorkers(seen.status);
 });
-window.addEventListener("resize", () => showGrid(seen.grid));
+window.addEventListener("resize", () => {
+  showGrid(seen.grid);
+  if (seen.status) showWaits(seen.status);
+});
 document.addEventListener("visibilitychange", () => document.hidden || poll());
 setInterval(showHeard, 1000);
 poll();
