@@ -115,7 +115,8 @@ async def browser_page(folder: Path) -> AsyncIterator[Page]:
         [
             *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
             *("--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking"),
-            *("--disable-component-update", "--disable-sync", "--remote-debugging-port=0"),
+            *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
+            "--remote-debugging-port=0",
             *("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",),
             *(f"--user-data-dir={profile}", "about:blank"),
         ],
