@@ -45,6 +45,8 @@ class Builders:
         """Packs; this and the other figures may miss one where two threads count together."""
         self.images = 0
         """In them."""
+        self.decoded_bytes = 0
+        """Of their pixels."""
         self.stalls = 0
         """Builds that ended because a read did not end in time."""
         self._tools, self._ask, self._seat = tools, ask, seat
@@ -68,6 +70,7 @@ class Builders:
             return
         self.built += 1
         self.images += sum(item.kept_images for item in job.spec.items)
+        self.decoded_bytes += job.spec.num_patches * self._tools.patch_bytes
         self._tools.queue.finish(job, pack)
 
     def _build(self, job: Job) -> EncodedPack:

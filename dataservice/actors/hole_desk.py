@@ -53,6 +53,11 @@ class HoleDesk:
         pack_id = active.planned.pack_ids[i]
         keys = active.hole_keys(i)
         self._shared.counters["packs_condemned"] += 1
+        self._shared.events.note(
+            "pack condemned",
+            f"pack {pack_id} ended {ends} workers; its samples become holes",
+            level="error",
+        )
         if self._policy != "fail" and not self._shared.holes.missing(dict.fromkeys(keys, "")):
             samples = ", ".join(active.sample_keys(i))
             self._shared.fail(
@@ -85,6 +90,7 @@ class HoleDesk:
             self._shared.quarantine.add(hole)
             self._shared.counters["holes"] += 1
             _LOG.warning("hole: %s", hole)
+            self._shared.events.note("hole", f"hole: {hole}", level="warning")
         try:
             self._shared.holes.check_budget(active.number(i))
         except HoleBudgetExceeded as error:

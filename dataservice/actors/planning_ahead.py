@@ -71,6 +71,9 @@ class PlanningAhead:
                     lost += 1
                     self._shared.counters["planners_lost"] += 1
                     _LOG.warning("%s; a new one is started", error)
+                    self._shared.events.note(
+                        "planner lost", f"{error}; a new one is started", level="warning"
+                    )
                     if lost > PLANNER_RESTARTS:
                         raise
         except DataServiceError as error:
@@ -131,6 +134,7 @@ class PlanningAhead:
             except StorageError as error:
                 if not shared.planning_waits:
                     _LOG.warning("%s; it is tried again until it can be", error)
+                    shared.events.note("journal", f"planning waits: {error}", level="error")
                 shared.planning_waits = f"{error}; make room there, or mend its disk"
                 await asyncio.sleep(JOURNAL_AGAIN_S)
         shared.planning_waits = ""

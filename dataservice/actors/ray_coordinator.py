@@ -66,6 +66,14 @@ class RayCoordinator:
         return self._http_port
 
     @property
+    def page_url(self) -> str:
+        """Of the status page; "" without one."""
+        if self._http_port is None:
+            return ""
+        scheme = "http" if self._config.serving.tls is None else "https"
+        return f"{scheme}://{self.endpoint.rpartition(':')[0]}:{self._http_port}/"
+
+    @property
     def is_up(self) -> bool:
         process = self._process
         return self._handle is not None and process is not None and not process.has_ended()

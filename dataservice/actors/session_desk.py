@@ -12,6 +12,7 @@ import sys
 import time
 from functools import partial
 
+from dataservice.actors.events import short
 from dataservice.actors.gathering import Gathering
 from dataservice.actors.planning_ahead import STEPS, PlanningAhead
 from dataservice.actors.policies import check_policy, decoder_and_policy
@@ -91,6 +92,9 @@ class SessionDesk:
             return
         self._planning.start(session)
         _LOG.info("session %d: run %s goes on", saved.generation, saved.run_id)
+        self._shared.events.note(
+            "session", f"run {short(saved.run_id)} goes on from step {saved.cursor.step}"
+        )
 
     async def open_session(self, request: OpenSession) -> SessionOpened:
         plan = self._shared.plan
@@ -232,6 +236,9 @@ class SessionDesk:
             cursor.step,
             micro_step,
         )
+        who = f"run {short(session.run_id)} of {session.grid.dp_size} ranks"
+        inside = f" micro-step {micro_step}" if micro_step else ""
+        self._shared.events.note("session", f"{who} begins at step {cursor.step}{inside}")
 
     def _opened(self, session: Session, request: OpenSession) -> SessionOpened:
         plan, vision = self._shared.plan, self._shared.config.plan.vision
@@ -314,7 +321,11 @@ class SessionDesk:
         self, session: Session, request: GetSteps | Progress, *, closing: bool = False
     ) -> None:
         self._shared.waits.note(
-            session.generation, request.dp_rank, request.peer, request.waited_workers_s
+            session.generation,
+            request.dp_rank,
+            request.peer,
+            request.waited_workers_s,
+            in_all_s=request.waited_s,
         )
         done = (request.done_step, request.done_micro_step)
         if session.progress(request.dp_rank, request.peer, done, request.waited_s, closing=closing):

@@ -224,6 +224,7 @@ class Worker:
             read_origin_bytes=tools.reader.origin_bytes,
             read_staged_bytes=tools.reader.staged_bytes,
             images=builders.images,
+            decoded_bytes=builders.decoded_bytes,
             storage_stalls=builders.stalls,
             storage_retries=tools.reader.retries,
             stuck_reads=tools.reader.stuck_reads,

@@ -299,6 +299,8 @@ class PullWork:
     """So many packs under build keep it busy."""
     returned: tuple[str, ...] = ()
     """Ids of packs that it was asked to give back: others are to build them."""
+    decoded_bytes: int = 0
+    """Pixels of the images, as packs carry them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
