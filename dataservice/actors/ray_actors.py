@@ -22,6 +22,7 @@ from dataservice.actors.watchdog import keep_beating, watched
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
 from dataservice.obs.web import WebServer
+from dataservice.rpc.security import ServerSecurity
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
@@ -62,7 +63,7 @@ class CoordinatorActor:
         self._server = await start_server(
             coordinator=self._coordinator,
             bind=f"{serving.host}:{serving.port if port is None else port}",
-            insecure=serving.insecure,
+            security=serving.security,
         )
         host = advertised_host(serving.host) or self._server.host
         endpoint = f"{host}:{self._server.port}"
@@ -124,7 +125,7 @@ class WorkerActor:
         worker_id: str,
         node: str,
         bind: str,
-        insecure: bool,
+        security: ServerSecurity,
         memory_bytes: int | None,
         still_s: float,
     ) -> None:
@@ -140,7 +141,7 @@ class WorkerActor:
             node=self._node,
             bind=bind,
             advertise=advertised_host(host),
-            insecure=insecure,
+            security=security,
         )
         # in place of Ray's own, which drops everything
         signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())

@@ -235,7 +235,7 @@ class RayFleet:
             worker_id=worker_id,
             node="" if node is None else node.node_id,
             bind=f"{serving.host}:0",
-            insecure=serving.insecure,
+            security=serving.security,
             memory_bytes=self._config.workers.memory_bytes,
             still_s=STILL_LEASES * serving.lease_s,
         )
