@@ -10,9 +10,9 @@ Invariants:
 - what a caller sends ends no service: gRPC's own server ends at a method name that is not UTF-8,
   and another takes its place at once, on the same port;
 - without TLS and token it serves on loopback only, unless the caller says `insecure`;
-- every method of ours asks for the token, and is in the limits of rpc.guard; a request that does
-  not arrive within guard.REQUEST_S is given up; health is within the limits and asks for no token, since
-  probes have none and it says no more than that the port is open;
+- every method of ours asks for the token before it reads the request, and gives up one that does
+  not arrive within guard.REQUEST_S; health asks for none, since probes have none and it says
+  little more than that the port is open; all are within the limits of rpc.guard;
 - one server a port: a second one fails.
 """
 
@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
