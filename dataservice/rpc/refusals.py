@@ -1,7 +1,7 @@
 """Why no TLS connection comes about, in words: gRPC says of most reasons that a socket closed.
 
 Invariants: what is found is by a handshake of its own, with the same files, that sends no request
-and no token; it ends within TIMEOUT_S; only a reason that does not pass by itself is told.
+and no token; it is bounded in time; only a reason that does not pass by itself is told.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 
 from dataservice.rpc.security import ClientSecurity
 
 TIMEOUT_S = 2.0
+"""Of one step of a handshake."""
+AGAIN_S = 0.3
+"""Before a second one, which a service that is just ending does not answer as the first."""
 
 _SIGNS = (
     "Socket closed",
@@ -27,8 +31,14 @@ _NO_CONNECTION = "failed to connect to all addresses"
 EXPIRED, NOT_YET = 10, 9
 OTHER_NAME = (62, 64)  # of a host, of an address
 
-_ASKS = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
-_NOT_TAKEN = ("UNKNOWN_CA", "CERTIFICATE_EXPIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN")
+_NOT_TAKEN = (
+    "CERTIFICATE_REQUIRED",
+    "HANDSHAKE_FAILURE",
+    "UNKNOWN_CA",
+    "CERTIFICATE_EXPIRED",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_UNKNOWN",
+)
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
 
 
@@ -38,10 +48,18 @@ def may_be_refusal(text: str) -> bool:
 
 
 def refusal(endpoint: str, security: ClientSecurity) -> str | None:
-    """What this end or the other does not take, and the remedy; None: none that is known."""
+    """What this end or the other does not take, and the remedy; None: nothing that is known.
+
+    gRPC's server says nothing of a certificate that it does not take: it ends the connection when
+    the handshake is done, before HTTP/2 begins.
+    """
     try:
         if not security.uses_tls:
             return _asks_for_tls(endpoint)
+        first = _handshake(endpoint, security)
+        if first is None:
+            return None
+        time.sleep(AGAIN_S)
         return _handshake(endpoint, security)
     except OSError:  # also of TLS, and of a time that ran out
         return None
@@ -55,7 +73,7 @@ def _asks_for_tls(endpoint: str) -> str | None:
         with _connected(endpoint, context, None):
             pass
     except ssl.SSLError as error:
-        if not _has(error, _ASKS):
+        if not _has(error, _NOT_TAKEN):
             return None
     return (
         "it speaks TLS, and this end plain text; give the authority that signed its certificate "
@@ -70,12 +88,13 @@ def _handshake(endpoint: str, security: ClientSecurity) -> str | None:
         context.load_cert_chain(security.cert_file, security.key_file)
     try:
         with _connected(endpoint, context, security.server_name) as connection:
-            connection.recv(1)  # what a server of TLS 1.3 says of this end's certificate
+            if connection.recv(1):  # HTTP/2 begins
+                return None
     except ssl.SSLCertVerificationError as error:
         return _of_their_certificate(error, security)
     except ssl.SSLError as error:
         return _of_our_end(error, security)
-    return None
+    return _of_our_certificate(security)
 
 
 def _of_their_certificate(error: ssl.SSLCertVerificationError, security: ClientSecurity) -> str:
@@ -102,17 +121,20 @@ def _of_our_end(error: ssl.SSLError, security: ClientSecurity) -> str | None:
             "it speaks plain text, and this end TLS; set serving.tls at the service, or unset "
             "--ca, --cert and the DATASERVICE_TLS variables here"
         )
-    if security.cert_file is None and _has(error, _ASKS):
+    return _of_our_certificate(security) if _has(error, _NOT_TAKEN) else None
+
+
+def _of_our_certificate(security: ClientSecurity) -> str:
+    if security.cert_file is None:
         return (
             "it asks for a client certificate; give one by --cert and --key, or "
             "DATASERVICE_TLS_CERT and DATASERVICE_TLS_KEY"
         )
-    if _has(error, _NOT_TAKEN + _ASKS):
-        return (
-            f"it does not take the certificate {security.cert_file} ({error.reason}); give one "
-            "that is valid now and that its serving.tls.ca_file signed, by --cert and --key"
-        )
-    return None
+    return (
+        f"it does not take the certificate {security.cert_file}; give one that is valid now and "
+        "that its serving.tls.ca_file signed, by --cert and --key, or DATASERVICE_TLS_CERT and "
+        "DATASERVICE_TLS_KEY"
+    )
 
 
 def _has(error: ssl.SSLError, reasons: tuple[str, ...]) -> bool:
