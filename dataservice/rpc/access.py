@@ -21,6 +21,7 @@ from dataservice.rpc.security import (
     FileChanges,
     Tls,
     TokenFile,
+    check_pair,
     is_loopback,
 )
 
@@ -57,23 +58,13 @@ def server_credentials(tls: Tls) -> Any:
 
 
 def _server_certificates(tls: Tls) -> Any:
-    check_pair("serving.tls: cert_file", tls.cert_file, "key_file", tls.key_file)
+    check_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.cert_file, tls.key_file)
     chain = read_pem("serving.tls.cert_file", tls.cert_file)
     key = read_pem("serving.tls.key_file", tls.key_file)
     authorities = None
     if tls.ca_file is not None:
         authorities = read_pem("serving.tls.ca_file", tls.ca_file)
     return grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
-
-
-def check_pair(cert_name: str, cert_file: str, key_name: str, key_file: str) -> None:
-    """ConfigError unless it is a certificate and its key. gRPC would say so at the first call."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"{cert_name} {cert_file}, {key_name} {key_file}: cannot be used: {error}"
-        ) from None
 
 
 def read_pem(name: str, path: str) -> bytes:
@@ -142,7 +133,7 @@ def _channel_credentials(security: ClientSecurity) -> Any:
     authorities = None if ca_file is None else read_pem("ca", ca_file)
     if cert_file is None or key_file is None:
         return grpc.ssl_channel_credentials(authorities)
-    check_pair("cert", cert_file, "key", key_file)
+    check_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), cert_file, key_file)
     return grpc.ssl_channel_credentials(
         authorities, read_pem("key", key_file), read_pem("cert", cert_file)
     )

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dataservice.errors import ConfigError
 
@@ -23,6 +24,7 @@ __all__ = [
     "ServerSecurity",
     "Tls",
     "TokenFile",
+    "check_pair",
     "check_reachable",
     "is_loopback",
     "server_ssl_context",
@@ -56,10 +58,11 @@ class ServerSecurity:
 
 
 def is_loopback(host: str) -> bool:
+    """`host` may be a v6 address in brackets."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 
@@ -222,14 +225,39 @@ class TokenFile:
 
 def server_ssl_context(tls: Tls) -> ssl.SSLContext:
     """For HTTP, which asks nobody for a certificate: probes and browsers have none, and the token
-    keeps out who should not read. Raises ConfigError for files that cannot be used."""
+    keeps out who should not read. A renewed certificate is shown from the next handshake on. Raises
+    ConfigError for files that cannot be used."""
+    context = _ssl_context(tls)
+    changes = FileChanges((tls.cert_file, tls.key_file))
+    changes.look()
+    shown = context
+
+    def greeted(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal shown
+        if changes.look():
+            try:
+                shown = _ssl_context(tls)
+            except ConfigError as error:
+                _LOG.warning("%s; the certificate of before is shown", error)
+        connection.context = shown
+
+    context.sni_callback = greeted
+    return context
+
+
+def _ssl_context(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    check_pair(context, tls.cert_file, tls.key_file)
+    return context
+
+
+def check_pair(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
+    """ConfigError unless they are a certificate and its key, which `context` shows from then on."""
     try:
-        context.load_cert_chain(tls.cert_file, tls.key_file)
+        context.load_cert_chain(cert_file, key_file, password="")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"serving.tls: cert_file {tls.cert_file}, key_file {tls.key_file}: cannot be used: "
-            f"{error}"
-        ) from error
-    return context
+            f"cert_file {cert_file}, key_file {key_file}: cannot be used: {error}; they are PEM "
+            "files of one certificate and its key, without a password"
+        ) from None
