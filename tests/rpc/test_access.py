@@ -343,7 +343,7 @@ def test_a_client_says_which_file_it_cannot_use(authority: Authority, tmp_path: 
     shown, nothing = authority.client("rank"), str(tmp_path / "nothing.pem")
     for wrong, words in (
         (replace(shown, ca_file=nothing), "ca .*nothing.pem: cannot be read"),
-        (replace(shown, key_file=nothing), "key .*nothing.pem: cannot be used"),
+        (replace(shown, key_file=nothing), "key_file .*nothing.pem: cannot be used"),
         (replace(shown, token_file=nothing), "token_file .*nothing.pem: cannot be read"),
     ):
         with pytest.raises(ConfigError, match=words):
