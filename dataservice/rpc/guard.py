@@ -42,6 +42,9 @@ LIMITS = Limits(calls_per_s=1_000.0, burst=2_000, host_calls=16_384, connections
 host has room for 4,096 ranks behind one address. One connection has 256 streams (rpc.channel)."""
 
 
+PACK_COST = 0.1
+"""Of a pack, in calls: a rank may read thousands of small ones a second, each bounded by the
+network, and none has the coordinator do anything."""
 REQUEST_S = 10.0
 """For the body of a request, once its headers are there."""
 
@@ -88,18 +91,18 @@ class Guard:
             )
 
     @contextlib.contextmanager
-    def lets_in(self, context: Any) -> Iterator[None]:
+    def lets_in(self, context: Any, *, cost: float = 1.0) -> Iterator[None]:
         """For as long as the call of a grpc.aio.ServicerContext takes. Raises AccessRefused, and
         ServiceUnavailable past the limits."""
-        with self.call(context.peer()):
+        with self.call(context.peer(), cost=cost):
             self.check_token(context.invocation_metadata())
             yield
 
     @contextlib.contextmanager
-    def call(self, peer: str) -> Iterator[None]:
-        """For as long as a call of `peer` ("ipv4:address:port") takes. Raises ServiceUnavailable
-        past the limits."""
-        self._count(peer)
+    def call(self, peer: str, *, cost: float = 1.0) -> Iterator[None]:
+        """For as long as a call of `peer` ("ipv4:address:port") takes, which counts as `cost`
+        calls. Raises ServiceUnavailable past the limits."""
+        self._count(peer, cost)
         host = peer.rpartition(":")[0]
         under_way = self._under_way.get(host, 0)
         if under_way >= self._limits.host_calls:
@@ -116,7 +119,7 @@ class Guard:
             else:
                 del self._under_way[host]
 
-    def _count(self, peer: str) -> None:
+    def _count(self, peer: str, cost: float) -> None:
         limits, now_s = self._limits, self._clock()
         bucket = self._buckets.pop(peer, None)
         if bucket is None:
@@ -126,12 +129,12 @@ class Guard:
         self._buckets[peer] = bucket
         rested = bucket.calls + (now_s - bucket.at_s) * limits.calls_per_s
         bucket.calls, bucket.at_s = min(float(limits.burst), rested), now_s
-        if bucket.calls < 1.0:
+        if bucket.calls < cost:
             raise ServiceUnavailable(
                 f"this connection makes more than {limits.calls_per_s:g} calls a second; again "
                 "later"
             )
-        bucket.calls -= 1.0
+        bucket.calls -= cost
 
 
 async def request_of(method: str, context: Any) -> bytes:

@@ -42,7 +42,7 @@ from dataservice.rpc.channel import (
     server_options,
 )
 from dataservice.rpc.failures import failure_of
-from dataservice.rpc.guard import LIMITS, Guard, Limits, request_of
+from dataservice.rpc.guard import LIMITS, PACK_COST, Guard, Limits, request_of
 from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.rpc.security import ServerSecurity
 from dataservice.wire.codec import MAX_FRAME_BYTES
@@ -319,7 +319,7 @@ def _unary_handler(
 def _stream_handler(data_service: DataService, guard: Guard) -> Handler:
     async def handle(_requests: Any, context: Any) -> None:
         async with _failures_answered("StreamPack", context):
-            with guard.lets_in(context):
+            with guard.lets_in(context, cost=PACK_COST):
                 request = unsealed(StreamPack, await request_of("StreamPack", context))
                 frames = data_service.stream_pack(request)
                 async with _closing(frames):

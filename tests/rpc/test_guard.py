@@ -23,7 +23,7 @@ from dataservice.rpc import channel as channel_module
 from dataservice.rpc import guard as guard_module
 from dataservice.rpc.channel import MAX_REQUEST_BYTES, server_options
 from dataservice.rpc.client import CoordinatorClient
-from dataservice.rpc.guard import LIMITS, Guard
+from dataservice.rpc.guard import LIMITS, PACK_COST, Guard
 from dataservice.rpc.sealing import sealed
 from dataservice.rpc.security import ClientSecurity, ServerSecurity
 from dataservice.wire.messages import GetStatus, StatusReport
@@ -68,6 +68,14 @@ def test_a_connection_has_a_rate_and_a_burst_of_its_own() -> None:
     with pytest.raises(ServiceUnavailable, match="more than 10 calls a second; again later"):
         with guard.call(PEER):
             pass
+
+
+def test_packs_count_less_than_calls_of_the_coordinator() -> None:
+    guard = guard_of(calls_per_s=10.0, burst=20)
+    for _ in range(100):
+        with guard.call(PEER, cost=PACK_COST):
+            pass
+    assert calls_let_in(guard, PEER, 50) in (9, 10)  # tenths do not add up to the last bit
 
 
 def test_a_host_has_so_many_calls_under_way() -> None:
