@@ -31,7 +31,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from dataservice.errors import ConfigError, WireError
+from dataservice.errors import ConfigError, ServiceUnavailable, WireError
 from dataservice.rpc.access import server_credentials
 from dataservice.rpc.allocator import keep_freed_blocks
 from dataservice.rpc.binding import checked_bind, endpoint_of
@@ -41,7 +41,7 @@ from dataservice.rpc.channel import (
     MAX_RESPONSE_BYTES,
     server_options,
 )
-from dataservice.rpc.failures import failure_of
+from dataservice.rpc.failures import failure_of, status_of
 from dataservice.rpc.guard import LIMITS, PACK_COST, Guard, Limits, request_of
 from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.rpc.security import ServerSecurity
@@ -323,15 +323,17 @@ def _stream_handler(data_service: DataService, guard: Guard) -> Handler:
                 request = unsealed(StreamPack, await request_of("StreamPack", context))
                 frames = data_service.stream_pack(request)
                 async with _closing(frames):
-                    async for frame in frames:
-                        if len(frame) > MAX_FRAME_BYTES:
-                            raise ValueError(
-                                f"a frame of {len(frame)} bytes, over {MAX_FRAME_BYTES}"
-                            )
-                        await context.write(frame)
-                        del frame  # the next one takes its memory, which is in the cache
+                    await _write(frames, context)
 
     return handle
+
+
+async def _write(frames: AsyncIterator[bytes], context: Any) -> None:
+    async for frame in frames:
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {len(frame)} bytes, over {MAX_FRAME_BYTES}")
+        await context.write(frame)
+        del frame  # the next one takes its memory, which is in the cache
 
 
 class _LimitedHealth(health_pb2_grpc.HealthServicer):
@@ -342,14 +344,20 @@ class _LimitedHealth(health_pb2_grpc.HealthServicer):
         self._guard = guard
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
-        async with _failures_answered("Check", context):
-            with self._guard.call(context.peer()):
-                return await self._health.Check(request, context)
+        with contextlib.ExitStack() as held:
+            await self._let_in(held, context)
+            return await self._health.Check(request, context)
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
-        async with _failures_answered("Watch", context):
-            with self._guard.call(context.peer()):
-                await self._health.Watch(request, context)
+        with contextlib.ExitStack() as held:
+            await self._let_in(held, context)
+            await self._health.Watch(request, context)
+
+    async def _let_in(self, held: contextlib.ExitStack, context: Any) -> None:
+        try:
+            held.enter_context(self._guard.call(context.peer()))
+        except ServiceUnavailable as error:
+            await context.abort(*status_of(error))
 
 
 @contextlib.asynccontextmanager

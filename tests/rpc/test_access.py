@@ -224,7 +224,7 @@ def test_every_method_asks_for_the_token_before_it_reads(
 
 
 def test_health_asks_for_no_token_but_for_the_certificate(
-    serve: Serve, authority: Authority
+    serve: Serve, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = both(serve, authority.server(mutual=True, token=TOKEN))
     cert, key = authority.issue("probe")
@@ -237,6 +237,7 @@ def test_health_asks_for_no_token_but_for_the_certificate(
         with pytest.raises(grpc.RpcError) as caught:
             stub.Check(health_pb2.HealthCheckRequest(service="x"), timeout=10)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert caplog.text == ""
 
 
 # ---- renewed files ------------------------------------------------------------------------------

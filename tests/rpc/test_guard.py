@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.certificates import TOKEN, Authority
 
 from dataservice.errors import AccessRefused, ServiceUnavailable
@@ -135,6 +136,30 @@ def test_a_client_past_its_rate_is_told_to_come_again(serve: Serve) -> None:
             client.call(GetStatus(), 10.0)
         time.sleep(1.1)
         assert client.call(GetStatus(), 10.0) == STATUS
+
+
+def test_health_is_within_the_limits(serve: Serve) -> None:
+    server = serve(coordinator=lambda _: STATUS, limits=replace(LIMITS, host_calls=2))
+    request = health_pb2.HealthCheckRequest()
+    with grpc.insecure_channel(server.endpoint) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watched = [stub.Watch(request, timeout=20) for _ in range(2)]
+        for states in watched:
+            assert next(states).status == health_pb2.HealthCheckResponse.SERVING
+        for refused in (lambda: stub.Check(request, timeout=10), lambda: next(stub.Watch(request))):
+            with pytest.raises(grpc.RpcError) as caught:
+                refused()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        watched.pop().cancel()
+        until = time.monotonic() + 10
+        while server.run(_calls_under_way(server)) > 1:
+            assert time.monotonic() < until
+        assert stub.Check(request, timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+        watched.pop().cancel()
+
+
+async def _calls_under_way(server: Any) -> int:
+    return sum(server.server._services.guard._under_way.values())
 
 
 def test_more_streams_than_a_connection_has_wait_or_are_refused_and_harm_nobody(
