@@ -24,6 +24,7 @@ from dataservice.actors.shared import STAGER_LEASES
 from dataservice.actors.worker_memory import ENVIRONMENT
 from dataservice.config import Config, config_to_json
 from dataservice.core.fleet import NOWHERE, plan_fleet
+from dataservice.errors import DataServiceError
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,6 +63,14 @@ class _Actor:
 
 Tell = Callable[[FleetNews], FleetView]
 """Asks the coordinator; raises CoordinatorEnded."""
+
+
+def _told(error: ray.exceptions.RayError) -> str:
+    """An error of ours by its own text; Ray's begins with where it was raised."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, DataServiceError):
+        return f"{type(cause).__name__}: {cause}"
+    return str(error).strip().splitlines()[0]
 
 
 class RayFleet:
@@ -197,7 +206,7 @@ class RayFleet:
                 try:
                     ray.get(reference, timeout=0)
                 except ray.exceptions.RayError as error:
-                    how = str(error).strip().splitlines()[0]
+                    how = _told(error)
                     _LOG.warning("%s ended: %s", name, how)
                 ray.kill(actor.handle)
                 if group is self._workers:
