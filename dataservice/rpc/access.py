@@ -29,6 +29,8 @@ __all__ = ["TOKEN_KEY", "Access", "server_credentials"]
 
 _LOG = logging.getLogger(__name__)
 
+AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+"""Where Debian's and Red Hat's kinds of Linux keep them."""
 TOKEN_KEY = "authorization"  # noqa: S105 - the name of a header
 
 Options = list[tuple[str, int]]
@@ -128,9 +130,17 @@ class Access:
         return error if why is None else AccessRefused(f"{self._endpoint}: {why}")
 
 
+def _of_the_machine() -> bytes | None:
+    """Who the machine trusts, as far as it says so in one file; None: gRPC's own list."""
+    for path in (ssl.get_default_verify_paths().cafile, *AUTHORITIES):
+        if path is not None and Path(path).is_file():
+            return read_pem("the machine's authorities", path)
+    return None
+
+
 def _channel_credentials(security: ClientSecurity) -> Any:
     ca_file, cert_file, key_file = security.ca_file, security.cert_file, security.key_file
-    authorities = None if ca_file is None else read_pem("ca", ca_file)
+    authorities = _of_the_machine() if ca_file is None else read_pem("ca", ca_file)
     if cert_file is None or key_file is None:
         return grpc.ssl_channel_credentials(authorities)
     check_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), cert_file, key_file)

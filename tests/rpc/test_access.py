@@ -106,6 +106,18 @@ def test_what_the_environment_names(
     assert use(server.endpoint, None) in (STATUS, [b"a", b"b"])
 
 
+@CLIENTS
+def test_a_service_that_the_machine_trusts(
+    serve: Serve, authority: Authority, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = both(serve, authority.server())
+    monkeypatch.setenv("DATASERVICE_TLS", "1")
+    with pytest.raises(AccessRefused, match="not signed by the machine's authorities"):
+        use(server.endpoint, None)
+    monkeypatch.setenv("SSL_CERT_FILE", authority.ca_file)
+    assert use(server.endpoint, None) in (STATUS, [b"a", b"b"])
+
+
 def test_a_worker_shows_the_files_of_its_service(serve: Serve, authority: Authority) -> None:
     security = authority.server("svc.test", mutual=True, token=TOKEN)
     assert security.tls is not None
