@@ -27,6 +27,7 @@ from dataservice.errors import ConfigError
 from dataservice.rpc.server import start_server
 from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
 
+SECURITY = ["--ca", "--cert", "--key", "--server-name", "--token-file"]
 GRID = ["--dp-size", "2", "--micro-steps", "3"]
 
 
@@ -457,8 +458,8 @@ def test_commands_and_options_are_these() -> None:
             "--steps",
             "config",
         ],
-        "status": ["--json", "endpoint"],
-        "scale": ["endpoint", "workers"],
+        "status": sorted(["--json", *SECURITY, "endpoint"]),
+        "scale": [*SECURITY, "endpoint", "workers"],
     }
     assert [option for parameter in group.params for option in parameter.opts] == [
         "--debug",

@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused, WireError
 from dataservice.rpc.client import checked_endpoint
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
 from dataservice.wire.states import sealed
@@ -80,6 +81,8 @@ class PackStream(IterableDataset[MicroBatch]):
         digests         adds the SHA-256 of every pack to `batch.meta`
         local           packs of workers on this host come through shared memory where it can be
                         had; False: over gRPC, as from other hosts
+        security        certificates and token that this end shows. Default: those that the
+                        environment names (`ClientSecurity.from_environment`)
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class PackStream(IterableDataset[MicroBatch]):
         host: str | None = None,
         digests: bool = False,
         local: bool = True,
+        security: ClientSecurity | None = None,
     ) -> None:
         super().__init__()
         at_least = {
@@ -126,6 +130,7 @@ class PackStream(IterableDataset[MicroBatch]):
         )
         self._timeout_s = timeout_s
         self._digests, self._local = digests, local
+        self._security = ClientSecurity.from_environment() if security is None else security
         self._endpoint = checked_endpoint(endpoint)
         self._layout = layout
         self._run_id = shared_run_id(layout) if run_id is None else run_id
@@ -228,7 +233,11 @@ class PackStream(IterableDataset[MicroBatch]):
                 "workers; use num_workers=0, or iterate over the stream itself"
             )
         session = Session(
-            self._endpoint, self._request, local=self._local, allocate=self._buffers.take
+            self._endpoint,
+            self._request,
+            local=self._local,
+            allocate=self._buffers.take,
+            security=self._security,
         )
         self._session = session
         self._close_at_exit(session, None)

@@ -25,6 +25,7 @@ from dataservice.config import Config, config_from_json
 from dataservice.obs.logs import Logs
 from dataservice.obs.metrics import Sheet
 from dataservice.obs.web import WebServer
+from dataservice.rpc.security import ServerSecurity
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
@@ -60,7 +61,7 @@ class CoordinatorActor:
         self._server = await start_server(
             coordinator=self._coordinator,
             bind=f"{serving.host}:{serving.port if port is None else port}",
-            insecure=serving.insecure,
+            security=serving.security,
         )
         host = advertised_host(serving.host) or self._server.host
         endpoint = f"{host}:{self._server.port}"
@@ -127,9 +128,9 @@ class WorkerActor:
         worker_id: str,
         node: str,
         bind: str,
-        insecure: bool,
         metrics: bool,
         logs: Logs,
+        security: ServerSecurity,
         memory_bytes: int | None,
         still_s: float,
     ) -> None:
@@ -146,8 +147,8 @@ class WorkerActor:
             node=self._node,
             bind=bind,
             advertise=advertised_host(host),
-            insecure=insecure,
             metrics=metrics,
+            security=security,
         )
         # in place of Ray's own, which drops everything
         signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())

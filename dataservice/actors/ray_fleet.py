@@ -24,6 +24,7 @@ from dataservice.actors.shared import STAGER_LEASES
 from dataservice.actors.worker_memory import ENVIRONMENT
 from dataservice.config import Config, config_to_json
 from dataservice.core.fleet import NOWHERE, plan_fleet
+from dataservice.errors import DataServiceError
 from dataservice.obs.logs import Logs
 
 _LOG = logging.getLogger(__name__)
@@ -63,6 +64,14 @@ class _Actor:
 
 Tell = Callable[[FleetNews], FleetView]
 """Asks the coordinator; raises CoordinatorEnded."""
+
+
+def _told(error: ray.exceptions.RayError) -> str:
+    """An error of ours by its own text; Ray's begins with where it was raised."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, DataServiceError):
+        return f"{type(cause).__name__}: {cause}"
+    return str(error).strip().splitlines()[0]
 
 
 class RayFleet:
@@ -199,7 +208,7 @@ class RayFleet:
                 try:
                     ray.get(reference, timeout=0)
                 except ray.exceptions.RayError as error:
-                    how = str(error).strip().splitlines()[0]
+                    how = _told(error)
                     _LOG.warning("%s ended: %s", name, how)
                 ray.kill(actor.handle)
                 if group is self._workers:
@@ -237,9 +246,9 @@ class RayFleet:
             worker_id=worker_id,
             node="" if node is None else node.node_id,
             bind=f"{serving.host}:0",
-            insecure=serving.insecure,
             metrics=serving.http_port is not None,
             logs=self._logs,
+            security=serving.security,
             memory_bytes=self._config.workers.memory_bytes,
             still_s=STILL_LEASES * serving.lease_s,
         )

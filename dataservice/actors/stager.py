@@ -18,6 +18,7 @@ from dataservice.actors.member import PULL_WAIT_S, Member
 from dataservice.actors.shard_messages import ref_of
 from dataservice.config import config_from_json
 from dataservice.errors import ConfigError
+from dataservice.rpc.security import ClientSecurity
 from dataservice.storage.staging import Copiers, Need, StagingArea
 from dataservice.wire.staging import PullStaging, RegisterStager, ShardNeed, StagerRegistered
 
@@ -65,11 +66,16 @@ class Stager:
         self._advertise = advertise
         self._metrics: MemberMetrics | None = None
         self._started_s = time.time()
+        security = self._config.serving.security
         self._lease = 0
         self._version = -1
         self._stopping = threading.Event()
         self._member = Member(
-            coordinator, hello=self._hello, joined=self._joined, stopping=self._stopping.is_set
+            coordinator,
+            security=ClientSecurity.of_member(security),
+            hello=self._hello,
+            joined=self._joined,
+            stopping=self._stopping.is_set,
         )
 
     async def run(self) -> None:

@@ -36,8 +36,8 @@ from dataservice.errors import (
 )
 from dataservice.pipeline.images import check_decoders, decoder_fingerprint
 from dataservice.rpc.local_server import LocalServer, start_local_server
-from dataservice.rpc.security import ServerSecurity
-from dataservice.rpc.server import start_server
+from dataservice.rpc.security import ClientSecurity, ServerSecurity
+from dataservice.rpc.server import PLAIN, start_server
 from dataservice.wire.encoded import EncodedPack
 from dataservice.wire.messages import (
     Assignment,
@@ -74,20 +74,24 @@ class Worker:
         node: str,
         bind: str = "127.0.0.1:0",
         advertise: str | None = None,
-        insecure: bool = False,
         metrics: bool = True,
+        security: ServerSecurity = PLAIN,
     ) -> None:
         check_decoders()
         self.worker_id = worker_id
         self.node = node
         self._bind = bind
         self._advertise = advertise
-        self._insecure = insecure
         self._wants_metrics = metrics
         self._metrics: MemberMetrics | None = None
         self._started_s = time.time()
+        self._security = security
         self._member = Member(
-            coordinator, hello=self._hello, joined=self._joined, stopping=lambda: self._stopping
+            coordinator,
+            security=ClientSecurity.of_member(security),
+            hello=self._hello,
+            joined=self._joined,
+            stopping=lambda: self._stopping,
         )
         self._endpoint = ""
         self._changes = Changes()
@@ -114,7 +118,7 @@ class Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await start_server(data=self, bind=self._bind, insecure=self._insecure)
+        server = await start_server(data=self, bind=self._bind, security=self._security)
         self._endpoint = f"{self._advertise or server.host}:{server.port}"
         self._local = start_local_server(self, self._endpoint)
         if self._wants_metrics:
@@ -145,9 +149,8 @@ class Worker:
     async def _start_metrics(self, host: str) -> MemberMetrics:
         from dataservice.actors.member_metrics import start_metrics
 
-        security = ServerSecurity(insecure=self._insecure)
         return await start_metrics(
-            self.sheet, host=host, advertise=self._advertise, security=security
+            self.sheet, host=host, advertise=self._advertise, security=self._security
         )
 
     def sheet(self) -> Sheet:

@@ -15,7 +15,9 @@ import typer
 from rich.console import Console
 
 from dataservice.cli.arguments import AsJson, ConfigPath
+from dataservice.cli.security_options import speaks_to_service
 from dataservice.errors import ConfigError
+from dataservice.rpc.security import ClientSecurity
 
 if TYPE_CHECKING:
     from dataservice.config import Config
@@ -45,7 +47,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="In place of serving.host.")] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Allow a host that other machines reach, unencrypted."),
+        typer.Option(
+            "--insecure",
+            help="Allow a host that other machines reach, without TLS or without a token.",
+        ),
     ] = False,
     log_format: Annotated[
         LogFormat | None,
@@ -74,13 +79,14 @@ def serve(
     typer.echo("stopped; served again with the same state_dir, it goes on from here")
 
 
-def status(endpoint: Endpoint, as_json: AsJson = False) -> None:
+@speaks_to_service
+def status(endpoint: Endpoint, as_json: AsJson = False, *, security: ClientSecurity) -> None:
     """Show what a running service does."""
     from dataservice.cli.status_view import print_status
     from dataservice.rpc.client import CoordinatorClient
     from dataservice.wire.messages import GetStatus, StatusReport
 
-    with CoordinatorClient(endpoint) as client:
+    with CoordinatorClient(endpoint, security) as client:
         report: StatusReport = client.call(GetStatus(), CALL_TIMEOUT_S)
     if as_json:
         typer.echo(report.status)
@@ -88,11 +94,14 @@ def status(endpoint: Endpoint, as_json: AsJson = False) -> None:
         print_status(orjson.loads(report.status), Console())
 
 
+@speaks_to_service
 def scale(
     endpoint: Endpoint,
     workers: Annotated[
         str, typer.Argument(metavar="N|auto", help="Workers to have; auto: as trainers need.")
     ],
+    *,
+    security: ClientSecurity,
 ) -> None:
     """Set the number of workers by hand, or no longer; trainers notice nothing but the speed."""
     from dataservice.rpc.client import CoordinatorClient
@@ -101,7 +110,7 @@ def scale(
     if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers)):
         raise ConfigError(f'workers is "{workers}": give a number of at least 1, or auto')
     number = 0 if workers == "auto" else int(workers)
-    with CoordinatorClient(endpoint) as client:
+    with CoordinatorClient(endpoint, security) as client:
         scaled: Scaled = client.call(ScaleWorkers(workers=number), CALL_TIMEOUT_S)
     reason = f" ({scaled.reason})" if scaled.reason else ""
     typer.echo(f"workers: {scaled.before}, now going to {scaled.target}{reason}")

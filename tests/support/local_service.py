@@ -112,7 +112,9 @@ class LocalService:
             coordinator = Coordinator(self.config, PlannerProcess(), open_state(self.config))
             bind = f"127.0.0.1:{self._port or self.config.serving.port}"
             try:
-                server = await start_server(coordinator=coordinator, bind=bind)
+                server = await start_server(
+                    coordinator=coordinator, bind=bind, security=self.config.serving.security
+                )
             except BaseException:
                 await coordinator.stop()
                 raise
@@ -153,7 +155,13 @@ class LocalService:
     def add_worker(self, node: str = "n0") -> str:
         worker_id = f"w{next(self._numbers)}-{node}"
         self.workers[worker_id] = _Runner(
-            worker_id, lambda: Worker(coordinator=self.endpoint, worker_id=worker_id, node=node)
+            worker_id,
+            lambda: Worker(
+                coordinator=self.endpoint,
+                worker_id=worker_id,
+                node=node,
+                security=self.config.serving.security,
+            ),
         )
         return worker_id
 
