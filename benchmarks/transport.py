@@ -2,12 +2,12 @@
 
     python benchmarks/transport.py [--rounds 15] [--megabytes 1 8 20] [--a-round 80] [--only WORD]
 
-Ours over gRPC (as from another host) and through shared memory (on the same host) beside bare gRPC,
-a TCP and a Unix socket read with recv_into, and Arrow Flight. Every way has its server in a process
-of its own, all of them run the whole time, and the ways take turns: in a round each brings
-`--a-round` megabytes one block after the other, asking for the next when it has one. What is
-printed is the median over the rounds of GB/s and of CPU seconds a GB of the serving and the reading
-process; a ratio is the median of the ratios of the same rounds.
+Ours over gRPC (as from another host; also with TLS and a token) and through shared memory (on the
+same host) beside bare gRPC, a TCP and a Unix socket read with recv_into, and Arrow Flight. Every
+way has its server in a process of its own, all of them run the whole time, and the ways take turns:
+in a round each brings `--a-round` megabytes one block after the other, asking for the next when it
+has one. What is printed is the median over the rounds of GB/s and of CPU seconds a GB of the
+serving and the reading process; a ratio is the median of the ratios of the same rounds.
 
 The ways do not do the same work: ours, over both ways, ends in checked arrays of a reused buffer;
 the sockets end in a reused buffer; bare gRPC and Flight hand over messages, left where they lie.

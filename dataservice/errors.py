@@ -2,6 +2,7 @@
 
     DataServiceError
     |-- ConfigError            a setting is wrong (also a ValueError)
+    |   `-- AccessRefused      a certificate or a token is not taken
     |-- DataError              one record, member or picture is bad; carries where
     |   |-- RecordError        a record cannot be read
     |   |-- ArchiveError       a zip archive or member cannot be read
@@ -41,6 +42,11 @@ class DataServiceError(Exception):
 
 class ConfigError(DataServiceError, ValueError):
     """A setting is wrong; the text names the field, its value and the remedy."""
+
+
+class AccessRefused(ConfigError):
+    """One end does not take the other's certificate or token; the text names the file and the
+    remedy. It does not pass by itself."""
 
 
 class DataError(DataServiceError):

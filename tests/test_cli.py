@@ -26,6 +26,7 @@ from dataservice.errors import ConfigError
 from dataservice.rpc.server import start_server
 from dataservice.wire.messages import GetStatus, Scaled, ScaleWorkers, StatusReport
 
+SECURITY = ["--ca", "--cert", "--key", "--server-name", "--token-file"]
 GRID = ["--dp-size", "2", "--micro-steps", "3"]
 
 
@@ -460,7 +461,15 @@ def test_commands_and_options_are_these() -> None:
         ],
         "fit-cost": ["--json", "--out", "timings"],
         "replay": ["--holes", "--json", "--out", "--rank", "--state", "--step", "config"],
-        "serve": ["--address", "--host", "--insecure", "--port", "--workers", "config"],
+        "serve": [
+            "--address",
+            "--host",
+            "--insecure",
+            "--log-format",
+            "--port",
+            "--workers",
+            "config",
+        ],
         "stage": [
             "--dp-size",
             "--json",
@@ -471,19 +480,22 @@ def test_commands_and_options_are_these() -> None:
             "--steps",
             "config",
         ],
-        "status": ["--json", "endpoint"],
-        "scale": ["--json", "endpoint", "workers"],
-        "top": ["--count", "--every-s", "--json", "endpoint"],
-        "drain": [
-            "--json",
-            "--node",
-            "--now",
-            "--timeout-s",
-            "--undo",
-            "--wait",
-            "--worker",
-            "endpoint",
-        ],
+        "status": sorted(["--json", *SECURITY, "endpoint"]),
+        "scale": sorted(["--json", *SECURITY, "endpoint", "workers"]),
+        "top": sorted(["--count", "--every-s", "--json", *SECURITY, "endpoint"]),
+        "drain": sorted(
+            [
+                *SECURITY,
+                "--json",
+                "--node",
+                "--now",
+                "--timeout-s",
+                "--undo",
+                "--wait",
+                "--worker",
+                "endpoint",
+            ]
+        ),
         "doctor": ["--cache-dir", "--json", "--state-dir", "config"],
         "bench": ["--gpus", "--json", "--pack-s", "--seconds", "config"],
     }

@@ -5,6 +5,7 @@ Importing it needs torch, numpy, grpcio, msgpack and zstandard, and never pulls 
 
 from __future__ import annotations
 
+from dataservice.rpc.security import ClientSecurity
 from trainer_client.agreement import shared_run_id
 from trainer_client.batch import MicroBatch, VisionInfo
 from trainer_client.cost_terms import cost_terms
@@ -14,6 +15,7 @@ from trainer_client.metrics import StreamStats
 from trainer_client.stream import PackStream
 
 __all__ = [
+    "ClientSecurity",
     "MicroBatch",
     "PackStream",
     "ParallelLayout",

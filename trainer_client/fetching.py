@@ -13,6 +13,7 @@ from dataservice.errors import ServiceUnavailable
 from dataservice.rpc import local_client
 from dataservice.rpc.client import DataClient
 from dataservice.rpc.local_client import LocalClient, Pack
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.codec import PackDecoder
 from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import StreamPack
@@ -24,8 +25,11 @@ LOCAL_CONNECTIONS = 2
 class WorkerLink:
     """Every connection is made when it is needed."""
 
-    def __init__(self, endpoint: str, *, local: bool) -> None:
-        """Without `local`, gRPC alone."""
+    def __init__(
+        self, endpoint: str, *, local: bool, security: ClientSecurity | None = None
+    ) -> None:
+        """Without `local`, gRPC alone; `security` as rpc.client.DataClient has it."""
+        self._security = security
         self.endpoint = endpoint
         self._connecting = threading.Lock()
         self._guard = threading.Lock()
@@ -69,7 +73,7 @@ class WorkerLink:
             if self._closed:
                 raise ServiceUnavailable(f"the connection to {self.endpoint} is closed")
             if self._remote is None:
-                self._remote = DataClient(self.endpoint)
+                self._remote = DataClient(self.endpoint, self._security)
             return self._remote
 
     def close(self) -> None:

@@ -9,16 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
+from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 from dataservice.errors import ConfigError
+from trainer_client.metrics_server import MetricsServer
 
 LOG = logging.getLogger(__name__)
 
 WRITE_S = 5.0
+WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Bounds by which waits are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +35,17 @@ class StreamStats:
     batches: int
     waited_s: float
     """Seconds that the trainer waited for them."""
+    waits: tuple[int, ...]
+    """Batches by how long the trainer waited: up to each bound of WAITS_S and not the one before,
+    and longer."""
     steps: int
     """Of which the last micro-batch was yielded."""
     step_waited_s: float
     """Seconds that the trainer waited in the last of them."""
     received_packs: int
     received_bytes: int
+    ready_batches: int
+    """That need only be taken."""
     held_packs: int
     held_bytes: int
     peak_held_packs: int
@@ -52,6 +64,29 @@ class StreamStats:
     """That a peer on this host had fetched; those of `get` too."""
 
 
+class Counts:
+    """Of what was yielded; for one thread, and read by others."""
+
+    def __init__(self) -> None:
+        self.batches, self.waited_s = 0, 0.0
+        self.waits = [0] * (len(WAITS_S) + 1)
+        self.steps, self.step_waited_s = 0, 0.0
+        self._this_step_s = 0.0
+        """Of the step that the last batch belongs to, up to it."""
+
+    def note(self, waited_s: float, *, ends_step: bool) -> float:
+        """A batch that was waited for; what its step was waited for up to it."""
+        self.batches += 1
+        self.waited_s += waited_s
+        self.waits[bisect_left(WAITS_S, waited_s)] += 1
+        self._this_step_s += waited_s
+        so_far_s = self._this_step_s
+        if ends_step:
+            self.steps += 1
+            self.step_waited_s, self._this_step_s = so_far_s, 0.0
+        return so_far_s
+
+
 _METRICS = {
     "batches": ("counter", "batches_total", "Micro-batches yielded."),
     "steps": ("counter", "steps_total", "Steps of which the last micro-batch was yielded."),
@@ -62,6 +97,7 @@ _METRICS = {
     "local_packs": ("counter", "local_packs_total", "Packs that came through shared memory."),
     "relayed_packs": ("counter", "relayed_packs_total", "Packs that a peer had fetched."),
     "retries": ("counter", "retries_total", "Calls that failed and were made again."),
+    "ready_batches": ("gauge", "prefetch_depth", "Micro-batches ready to be taken."),
     "held_packs": ("gauge", "held_packs", "Packs asked for and not yet yielded."),
     "held_bytes": ("gauge", "held_bytes", "Bytes of them."),
     "device_bytes": ("gauge", "device_bytes", "Bytes of them on the device."),
@@ -82,11 +118,41 @@ def prometheus_text(stats: StreamStats, labels: Mapping[str, object]) -> str:
             f"# TYPE {full} {kind}",
             f"{full}{{{shown}}} {getattr(stats, field)}",
         ]
+    name = "dataservice_client_wait_seconds"
+    lines += [
+        f"# HELP {name} Seconds it waited for one of them.",
+        f"# TYPE {name} histogram",
+        *(
+            f'{name}_bucket{{{shown},le="{bound}"}} {count}'
+            for bound, count in zip((*WAITS_S, "+Inf"), accumulate(stats.waits), strict=True)
+        ),
+        f"{name}_sum{{{shown}}} {stats.waited_s}",
+        f"{name}_count{{{shown}}} {sum(stats.waits)}",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class _HasStats(Protocol):
+    def stats(self) -> StreamStats: ...
+
+
+def served_metrics(
+    stream: _HasStats, labels: Mapping[str, object], *, host: str, port: int
+) -> MetricsServer:
+    """Ends with `stream` at the latest."""
+    known = weakref.ref(stream)
+
+    def text() -> str:
+        stream = known()
+        return "" if stream is None else prometheus_text(stream.stats(), labels)
+
+    server = MetricsServer(text, host=host, port=port)
+    weakref.finalize(stream, server.close)
+    return server
 
 
 class MetricsFile:

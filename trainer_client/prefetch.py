@@ -155,6 +155,10 @@ class Prefetcher:
             self._changed.notify_all()
         return Taken(copy=ready.copy, cells=ready.cells)
 
+    @property
+    def ready_batches(self) -> int:
+        return len(self._ready)
+
     def _add_waited(self, told: tuple[float, float]) -> tuple[float, float]:
         """What the trainer waited since the time `told`, for the next report, which need not wait
         for the batch; times and seconds spent fetching, up to then and up to now."""

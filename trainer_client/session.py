@@ -17,6 +17,7 @@ from typing import Any
 from dataservice.errors import DataServiceError, PackMoved, WireError
 from dataservice.rpc.client import CoordinatorClient
 from dataservice.rpc.local_client import Pack
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.layout import Allocate, fresh
 from dataservice.wire.messages import (
     GetSteps,
@@ -63,9 +64,10 @@ class Session:
         *,
         local: bool = True,
         allocate: Allocate = fresh,
+        security: ClientSecurity | None = None,
     ) -> None:
         """With `local`, packs of workers on this host come through shared memory; they all land in
-        memory of `allocate`."""
+        memory of `allocate`; `security` as rpc.client.CoordinatorClient has it."""
         self.endpoint = endpoint
         self.request = request
         self.stop = threading.Event()
@@ -86,7 +88,8 @@ class Session:
         self._lock = threading.RLock()  # a collected stream is closed in whatever thread
         self._unreported_s = (0.0, 0.0)
         """That the trainer waited, in all and for workers."""
-        self._coordinator = CoordinatorClient(endpoint)
+        self._security = security
+        self._coordinator = CoordinatorClient(endpoint, security)
         self._workers: dict[str, WorkerLink] = {}
         self._relay: Relay | None = None
         self._watch = FetchWatch(
@@ -376,7 +379,9 @@ class Session:
             if self.stop.is_set():
                 raise Closed
             if endpoint not in self._workers:
-                self._workers[endpoint] = WorkerLink(endpoint, local=self._local)
+                self._workers[endpoint] = WorkerLink(
+                    endpoint, local=self._local, security=self._security
+                )
             return self._workers[endpoint]
 
     def _is_moved(self, fetch: Fetch) -> bool:
@@ -417,7 +422,7 @@ class Session:
         self._watch.join()
         if self._opened is None:
             return
-        self._coordinator = CoordinatorClient(self.endpoint)
+        self._coordinator = CoordinatorClient(self.endpoint, self._security)
         try:
             self.report(closing=True, timeout_s=timeout_s)
         except (Closed, DataServiceError) as error:

@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from dataservice.errors import ConfigError, DataServiceError, ResumeRefused, WireError
 from dataservice.rpc.client import checked_endpoint
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.messages import OpenSession, ResumeState, SessionOpened, StepCells
 from dataservice.wire.schema import decode, decode_plain, encode, encode_plain
 from dataservice.wire.states import sealed
@@ -35,7 +36,7 @@ from trainer_client.cells import after, make_batch
 from trainer_client.depth import MOST, first_depth
 from trainer_client.device import DeviceCopier
 from trainer_client.layout import ParallelLayout
-from trainer_client.metrics import MetricsFile, StreamStats
+from trainer_client.metrics import Counts, MetricsFile, StreamStats, served_metrics
 from trainer_client.patience import PASSING, Closed, Patience, late_error
 from trainer_client.prefetch import Bounds, Prefetcher
 from trainer_client.session import POLL_S, Session
@@ -73,10 +74,15 @@ class PackStream(IterableDataset[MicroBatch]):
         metrics_file    path of a text file in Prometheus' format (for a node exporter's textfile
                         collector), another for each process; renewed at the end of a step, at most
                         every 5 s, and by `close`
+        metrics_port    of a server of the same text at /metrics, another for each process, 0 for
+                        any free one (`metrics_address`); it has no TLS and asks for no token, so
+                        it is at metrics_host = "127.0.0.1" unless told otherwise
         timeout_s       how long the trainer may wait for one batch, or for all ranks to open
         digests         adds the SHA-256 of every pack to `batch.meta`
         local           packs of workers on this host come through shared memory where it can be
                         had; False: over gRPC, as from other hosts
+        security        certificates and token that this end shows. Default: those that the
+                        environment names (`ClientSecurity.from_environment`)
     """
 
     def __init__(
@@ -94,10 +100,13 @@ class PackStream(IterableDataset[MicroBatch]):
         prefetch_bytes: int | None = None,
         device_bytes: int = 256 << 20,
         metrics_file: str | os.PathLike[str] | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
         timeout_s: float = 300.0,
         host: str | None = None,
         digests: bool = False,
         local: bool = True,
+        security: ClientSecurity | None = None,
     ) -> None:
         super().__init__()
         at_least = {
@@ -121,6 +130,7 @@ class PackStream(IterableDataset[MicroBatch]):
         )
         self._timeout_s = timeout_s
         self._digests, self._local = digests, local
+        self._security = ClientSecurity.from_environment() if security is None else security
         self._endpoint = checked_endpoint(endpoint)
         self._layout = layout
         self._run_id = shared_run_id(layout) if run_id is None else run_id
@@ -147,10 +157,12 @@ class PackStream(IterableDataset[MicroBatch]):
         self._is_open = self._closed = False
         self._opening = threading.RLock()
         """Of several threads that open it, one does; `close` does not wait for it."""
-        self._num_batches, self._waited_s = 0, 0.0
-        self._num_steps, self._step_waited_s = 0, 0.0
-        """The second, of the step that the last batch belongs to, up to it."""
-        self._last_step_waited_s = 0.0
+        self._counts = Counts()
+        self._metrics_server = (
+            None
+            if metrics_port is None
+            else served_metrics(self, labels, host=metrics_host, port=metrics_port)
+        )
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -185,7 +197,9 @@ class PackStream(IterableDataset[MicroBatch]):
         """
         if self._session is not None and not self._session.is_here:
             return  # a forked child has nothing to close, and its locks may be held for ever
-        if not self._closed and self._num_batches:
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+        if not self._closed and self._counts.batches:
             self._write_metrics(ended=True)
         self._closed = True
         if self._closer is not None:
@@ -219,7 +233,11 @@ class PackStream(IterableDataset[MicroBatch]):
                 "workers; use num_workers=0, or iterate over the stream itself"
             )
         session = Session(
-            self._endpoint, self._request, local=self._local, allocate=self._buffers.take
+            self._endpoint,
+            self._request,
+            local=self._local,
+            allocate=self._buffers.take,
+            security=self._security,
         )
         self._session = session
         self._close_at_exit(session, None)
@@ -274,14 +292,9 @@ class PackStream(IterableDataset[MicroBatch]):
         return batch
 
     def _note_waiting(self, batch: MicroBatch) -> None:
-        waited_s = batch.meta["waited_s"]
-        self._num_batches += 1
-        self._waited_s += waited_s
-        self._step_waited_s += waited_s
-        batch.meta["step_waited_s"] = self._step_waited_s
-        if batch.is_last_micro_step:
-            self._num_steps += 1
-            self._last_step_waited_s, self._step_waited_s = self._step_waited_s, 0.0
+        ends_step = batch.is_last_micro_step
+        batch.meta["step_waited_s"] = self._counts.note(batch.meta["waited_s"], ends_step=ends_step)
+        if ends_step:
             self._write_metrics()
 
     def _write_metrics(self, *, ended: bool = False) -> None:
@@ -340,12 +353,14 @@ class PackStream(IterableDataset[MicroBatch]):
             else first_depth(self._bounds.packs, self._bounds.size_bytes)
         )
         return StreamStats(
-            batches=self._num_batches,
-            waited_s=self._waited_s,
-            steps=self._num_steps,
-            step_waited_s=self._last_step_waited_s,
+            batches=self._counts.batches,
+            waited_s=self._counts.waited_s,
+            waits=tuple(self._counts.waits),
+            steps=self._counts.steps,
+            step_waited_s=self._counts.step_waited_s,
             received_packs=prefetcher.received_packs if prefetcher else 0,
             received_bytes=prefetcher.received_bytes if prefetcher else 0,
+            ready_batches=prefetcher.ready_batches if prefetcher else 0,
             held_packs=prefetcher.held_packs if prefetcher else 0,
             held_bytes=prefetcher.held_bytes if prefetcher else 0,
             peak_held_packs=prefetcher.peak_packs if prefetcher else 0,
@@ -358,6 +373,11 @@ class PackStream(IterableDataset[MicroBatch]):
             local_packs=session.local_packs if session else 0,
             relayed_packs=session.relayed_packs if session else 0,
         )
+
+    @property
+    def metrics_address(self) -> str:
+        """ "host:port" of its metrics; "" without `metrics_port`."""
+        return "" if self._metrics_server is None else self._metrics_server.address
 
     # ---- state ----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from dataservice.rpc.channel import DATA_OPTIONS
 from dataservice.rpc.client import SINGLE_THREADED
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.messages import StreamPack
 from trainer_client.buffers import BufferPool
 from trainer_client.fetching import WorkerLink
@@ -26,8 +27,17 @@ POOL_BYTES = 256 << 20
 TIMEOUT_S = 60.0
 
 
-def ours(where: str, _sizes: Sequence[int], *, local: bool) -> Bring:
-    link, pool = WorkerLink(where, local=local), BufferPool(max_bytes=POOL_BYTES)
+def ours_secured(where: str, sizes: Sequence[int]) -> Bring:
+    endpoint, ca_file, token_file = where.split(" ")
+    security = ClientSecurity(ca_file=ca_file, token_file=token_file)
+    return ours(endpoint, sizes, local=False, security=security)
+
+
+def ours(
+    where: str, _sizes: Sequence[int], *, local: bool, security: ClientSecurity | None = None
+) -> Bring:
+    link = WorkerLink(where, local=local, security=security)
+    pool = BufferPool(max_bytes=POOL_BYTES)
 
     def bring(number: int) -> None:
         request = StreamPack(session=1, pack_id=str(number), dp_rank=0, wait_s=10.0)
@@ -100,6 +110,7 @@ class Way:
 OURS_REMOTE = Way(
     name="ours, as from another host", server="ours", connect=partial(ours, local=False)
 )
+OURS_SECURED = Way(name="ours, with TLS and token", server="ours_secured", connect=ours_secured)
 OURS_LOCAL = Way(name="ours, on the same host", server="ours", connect=partial(ours, local=True))
 BARE_GRPC = Way(name="bare gRPC", server="grpc", connect=partial(grpc_bare, tuned=False))
 TUNED_GRPC = Way(name="bare gRPC, tuned", server="grpc", connect=partial(grpc_bare, tuned=True))
@@ -108,4 +119,4 @@ OTHERS: tuple[Way, ...] = (
     Way(name="Unix socket, recv_into", server="unix", connect=unix),
     Way(name="Arrow Flight", server="flight", connect=flight),
 )
-WAYS: tuple[Way, ...] = (OURS_REMOTE, BARE_GRPC, TUNED_GRPC, OURS_LOCAL, *OTHERS)
+WAYS: tuple[Way, ...] = (OURS_REMOTE, OURS_SECURED, BARE_GRPC, TUNED_GRPC, OURS_LOCAL, *OTHERS)

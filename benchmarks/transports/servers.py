@@ -8,8 +8,10 @@ prints one line, where it is to be reached. A request names a block by its place
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -72,6 +74,35 @@ async def _serve_ours(sizes: Sequence[int]) -> None:
 
 def ours(sizes: Sequence[int]) -> None:
     asyncio.run(_serve_ours(sizes))
+
+
+async def _serve_ours_secured(sizes: Sequence[int], folder: Path) -> None:
+    """Where it is, and the files that a client needs, in one line: "HOST:PORT CA TOKEN"."""
+    import trustme
+
+    from dataservice.rpc.security import ServerSecurity, Tls
+    from dataservice.rpc.server import start_server
+
+    authority = trustme.CA()
+    made = authority.issue_cert("127.0.0.1")
+    ca, cert, key, token = (folder / name for name in ("ca.pem", "cert.pem", "key.pem", "token"))
+    authority.cert_pem.write_to_path(ca)
+    made.cert_chain_pems[0].write_to_path(cert)
+    made.private_key_pem.write_to_path(key)
+    token.write_text(secrets.token_hex(32))
+    tls = Tls(
+        cert_file=str(cert), key_file=str(key), ca_file=str(ca), mutual=False, server_name=None
+    )
+    security = ServerSecurity(tls=tls, token_file=str(token))
+    server = await start_server(data=Packs(sizes), security=security)
+    told(f"{server.endpoint} {ca} {token}")
+    await asyncio.to_thread(wait_for_the_end)
+    await server.stop(0)
+
+
+def ours_secured(sizes: Sequence[int]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_serve_ours_secured(sizes, Path(folder)))
 
 
 # ---- bare gRPC ----------------------------------------------------------------------------------
@@ -175,6 +206,7 @@ def flight(sizes: Sequence[int]) -> None:
 
 KINDS: dict[str, Callable[[Sequence[int]], None]] = {
     "ours": ours,
+    "ours_secured": ours_secured,
     "grpc": grpc_bare,
     "tcp": tcp,
     "unix": unix,

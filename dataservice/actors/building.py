@@ -15,6 +15,7 @@ from typing import Any
 from dataservice.actors.build_queue import Job
 from dataservice.actors.worker_tools import WorkerTools, encoded
 from dataservice.errors import StaleIndexError, StorageError, StorageTimeout
+from dataservice.obs.logs import bound
 from dataservice.wire.encoded import EncodedPack
 from dataservice.wire.messages import GetAssignment, PackFailed, ReportHoles
 
@@ -44,6 +45,8 @@ class Builders:
         """Packs; this and the other figures may miss one where two threads count together."""
         self.images = 0
         """In them."""
+        self.decoded_bytes = 0
+        """Of their pixels."""
         self.stalls = 0
         """Builds that ended because a read did not end in time."""
         self._tools, self._ask, self._seat = tools, ask, seat
@@ -54,7 +57,9 @@ class Builders:
 
     def _run(self, text_only: bool) -> None:
         while (job := self._tools.queue.take(text_only=text_only)) is not None:
-            self._build_one(job)  # whose pack is not held here until the next one
+            step, micro_step, dp_rank = job.need
+            with bound(step=step, micro_step=micro_step, dp_rank=dp_rank, pack=job.pack_id):
+                self._build_one(job)  # whose pack is not held here until the next one
 
     def _build_one(self, job: Job) -> None:
         try:
@@ -65,6 +70,7 @@ class Builders:
             return
         self.built += 1
         self.images += sum(item.kept_images for item in job.spec.items)
+        self.decoded_bytes += job.spec.num_patches * self._tools.patch_bytes
         self._tools.queue.finish(job, pack)
 
     def _build(self, job: Job) -> EncodedPack:

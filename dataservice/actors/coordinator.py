@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.draining_desk import DrainingDesk
@@ -22,8 +22,10 @@ from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
 from dataservice.actors.plan_messages import PlanInfo
 from dataservice.actors.planner_link import LazyPlannerLink, PlannerLink
 from dataservice.actors.planning_ahead import PLANNER_RESTARTS
+from dataservice.actors.rates import TICK_S
 from dataservice.actors.scaling_desk import ScalingDesk
 from dataservice.actors.session_desk import SessionDesk
+from dataservice.actors.session_news import SessionNews
 from dataservice.actors.shared import Shared
 from dataservice.actors.staging_desk import StagingDesk
 from dataservice.actors.state_log import StateLog
@@ -32,6 +34,7 @@ from dataservice.actors.waiting import kept_up
 from dataservice.actors.work_desk import WorkDesk
 from dataservice.config import Config
 from dataservice.errors import DeadlineExceeded, JobHeld, ServiceUnavailable
+from dataservice.obs.verdict import verdict_of
 from dataservice.wire.messages import GetStatus, StatusReport
 
 _LOG = logging.getLogger(__name__)
@@ -91,11 +94,18 @@ class Coordinator:
             asyncio.ensure_future(kept_up("lease watch", self._watch_leases)),
             asyncio.ensure_future(kept_up("staging list", self.staging.keep_needs)),
             asyncio.ensure_future(kept_up("autoscaler", self.scaling.keep)),
+            asyncio.ensure_future(kept_up("figures", self._keep_figures)),
             *(self.counting.tasks() if self._lazy else ()),
         ]
 
+        ownership = shared.log.ownership
+        again = f" again (epoch {ownership.epoch})" if ownership and ownership.epoch > 1 else ""
+        shared.events.note("started", f"coordinator started{again}")
+
     def wind_down(self) -> None:
         """No more steps from now on; what was handed out is still built and served."""
+        if not self.shared.winding_down:
+            self.shared.events.note("stopping", "the service is being stopped")
         self.shared.winding_down = True
         self.shared.changes.notify()
 
@@ -130,6 +140,13 @@ class Coordinator:
                 self.shared.supersede(error)
                 return
             await asyncio.sleep(pause_s)
+
+    async def _keep_figures(self) -> None:
+        shared, news = self.shared, SessionNews(self.shared.events)
+        while True:
+            shared.rates.tick(shared.session, shared.registry)
+            news.look(shared.session)
+            await asyncio.sleep(TICK_S)
 
     async def _watch_leases(self) -> None:
         registry = self.shared.registry
@@ -174,5 +191,9 @@ class Coordinator:
         self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
-        status = status_of(self.shared) | self.scaling.status() | self.draining.status()
+        status = self.status()
+        status["verdict"] = verdict_of(status)
         return StatusReport(status=json.dumps(status))
+
+    def status(self) -> dict[str, Any]:
+        return status_of(self.shared) | self.scaling.status() | self.draining.status()

@@ -16,6 +16,7 @@ from dataservice.actors.session import Session
 from dataservice.actors.shared import Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.errors import DataError, DataServiceError, HoleBudgetExceeded, ServiceUnavailable
+from dataservice.obs.logs import bound
 from dataservice.wire.messages import HolesDecided, ReportHoles
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class HoleDesk:
         if session is None or found is None:
             raise ServiceUnavailable(f"pack {request.pack_id} is needed by nobody any more")
         active, i = found
-        self._decide(session, active, i, request.holes)
+        with bound(step=active.step, dp_rank=int(active.dp_rank[i]), pack=request.pack_id):
+            self._decide(session, active, i, request.holes)
         known = self._shared.holes.of_samples(active.sample_keys(i))
         return HolesDecided(holes=known | active.excluded(i))
 
@@ -51,6 +53,11 @@ class HoleDesk:
         pack_id = active.planned.pack_ids[i]
         keys = active.hole_keys(i)
         self._shared.counters["packs_condemned"] += 1
+        self._shared.events.note(
+            "pack condemned",
+            f"pack {pack_id} ended {ends} workers; its samples become holes",
+            level="error",
+        )
         if self._policy != "fail" and not self._shared.holes.missing(dict.fromkeys(keys, "")):
             samples = ", ".join(active.sample_keys(i))
             self._shared.fail(
@@ -83,6 +90,7 @@ class HoleDesk:
             self._shared.quarantine.add(hole)
             self._shared.counters["holes"] += 1
             _LOG.warning("hole: %s", hole)
+            self._shared.events.note("hole", f"hole: {hole}", level="warning")
         try:
             self._shared.holes.check_budget(active.number(i))
         except HoleBudgetExceeded as error:

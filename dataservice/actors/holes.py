@@ -7,6 +7,7 @@ ledger names the worst shard.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from dataservice.errors import HoleBudgetExceeded
 
 FREE_HOLES = 8
 """Holes that a run may have before its share counts."""
+MOST_KINDS = 30
+KIND_CHARS = 80
+OTHER_KINDS = "other reasons"
+_NUMBERS = re.compile(r"[0-9]+(?:[.,x][0-9]+)*")
 
 
 def hole_key(sample_key: str, image: int | None) -> str:
@@ -28,6 +33,11 @@ def parts_of(hole_key: str) -> tuple[str, int | None]:
     """(sample key, number of the picture in its sample or None for the record)."""
     sample, _, number = hole_key.rpartition("#")
     return sample, int(number) if number.isdecimal() else None
+
+
+def kind_of(reason: str) -> str:
+    """What the reason has in common with others: without its details, numbers and names."""
+    return _NUMBERS.sub("N", reason.partition(": ")[0])[:KIND_CHARS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +95,7 @@ class HoleLedger:
         self._marks: set[int] = set()
         """Of the samples that have holes."""
         self._by_shard: Counter[str] = Counter()
+        self._by_kind: Counter[str] = Counter()
         self._packs: set[int] = set()
         self._new_samples: set[str] = set()
         self.planned_samples = 0
@@ -99,6 +110,9 @@ class HoleLedger:
         self._by_sample.setdefault(hole.sample, []).append(hole)
         self._marks.add(sample_mark(hole.sample))
         self._by_shard[f"{hole.source}/{hole.shard}"] += 1
+        kind = kind_of(hole.reason)
+        known = kind in self._by_kind or len(self._by_kind) < MOST_KINDS
+        self._by_kind[kind if known else OTHER_KINDS] += 1
         self._packs.add(hole.pack_number)
 
     def add(self, hole: Hole) -> bool:
@@ -147,6 +161,11 @@ class HoleLedger:
     def worst_shards(self, count: int) -> dict[str, int]:
         """ "<source>/<shard name>" to holes, the most first."""
         return dict(self._by_shard.most_common(count))
+
+    def by_kind(self) -> dict[str, int]:
+        """`kind_of` reasons to holes, the most first; at most MOST_KINDS of them and OTHER_KINDS
+        for the rest."""
+        return dict(self._by_kind.most_common())
 
     def holes(self) -> list[Hole]:
         """In the order in which they were decided."""

@@ -38,6 +38,11 @@ class Service:
         self.endpoint = endpoint
 
     @property
+    def page_url(self) -> str:
+        """Of the status page; "" without one."""
+        return self._supervisor.coordinator.page_url
+
+    @property
     def coordinator_restarts(self) -> int:
         return self._supervisor.restarts
 
@@ -141,7 +146,7 @@ class _Signals:
 def _watch(service: Service, signals: _Signals) -> None:
     from dataservice.actors.status_line import StatusLine
 
-    with StatusLine(service.endpoint) as line:
+    with StatusLine(service.endpoint, service.page_url) as line:
         while not signals.heard(1.0):
             service.check()
             try:

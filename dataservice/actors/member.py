@@ -15,6 +15,7 @@ from typing import Any
 
 from dataservice.errors import DeadlineExceeded, LeaseLost, ServiceUnavailable
 from dataservice.rpc.aio import AsyncCoordinatorClient
+from dataservice.rpc.security import ClientSecurity
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,11 +39,12 @@ class Member:
         self,
         coordinator: str,
         *,
+        security: ClientSecurity,
         hello: Callable[[], object],
         joined: Callable[[Any], None],
         stopping: Callable[[], bool],
     ) -> None:
-        self._client = AsyncCoordinatorClient(coordinator)
+        self._client = AsyncCoordinatorClient(coordinator, security)
         self._hello = hello
         self._joined = joined
         self._stopping = stopping

@@ -43,6 +43,7 @@ from dataservice.core.plan.run_plan import RunPlan
 from dataservice.core.settings import Grid
 from dataservice.core.tables import StepPlan
 from dataservice.errors import DataServiceError
+from dataservice.obs.logs import Logs
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.index import Index
 from dataservice.storage.lazy import BlocksMissing, check_lazy_plan
@@ -322,6 +323,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may be aborted, to say where it stands
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # which helpers do not inherit
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    Logs.from_environment().install(role="planner")
     try:
         serve(sys.stdin.buffer, replies)
     except BrokenPipeError:

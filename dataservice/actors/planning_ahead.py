@@ -20,6 +20,7 @@ from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.actors.steps import ActiveStep
 from dataservice.core.plan.check import no_step
 from dataservice.errors import DataServiceError, DeadlineExceeded, ServiceUnavailable, StorageError
+from dataservice.obs.logs import bound
 from dataservice.wire.messages import CursorState
 
 _LOG = logging.getLogger(__name__)
@@ -63,12 +64,16 @@ class PlanningAhead:
                     await self._shared.changes.wait(time.monotonic() + MAX_WAIT_S)
                     continue
                 try:
-                    await self._plan_one(session)
+                    with bound(step=session.next_step):
+                        await self._plan_one(session)
                     lost = 0
                 except (ServiceUnavailable, DeadlineExceeded) as error:
                     lost += 1
                     self._shared.counters["planners_lost"] += 1
                     _LOG.warning("%s; a new one is started", error)
+                    self._shared.events.note(
+                        "planner lost", f"{error}; a new one is started", level="warning"
+                    )
                     if lost > PLANNER_RESTARTS:
                         raise
         except DataServiceError as error:
@@ -129,6 +134,7 @@ class PlanningAhead:
             except StorageError as error:
                 if not shared.planning_waits:
                     _LOG.warning("%s; it is tried again until it can be", error)
+                    shared.events.note("journal", f"planning waits: {error}", level="error")
                 shared.planning_waits = f"{error}; make room there, or mend its disk"
                 await asyncio.sleep(JOURNAL_AGAIN_S)
         shared.planning_waits = ""

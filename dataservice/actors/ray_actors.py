@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -12,27 +11,26 @@ import ray
 
 from dataservice.actors import worker_memory
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.coordinator_metrics import coordinator_sheet
 from dataservice.actors.coordinator_web import start_coordinator_web
 from dataservice.actors.fleet_view import FleetNews, FleetView
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.quiet_gc import keep_gc_quiet
+from dataservice.actors.ray_metrics import keep_mirrored
 from dataservice.actors.stager import Stager
 from dataservice.actors.state_log import open_state
 from dataservice.actors.watchdog import keep_beating, watched
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_from_json
+from dataservice.obs.logs import Logs
+from dataservice.obs.metrics import Sheet
 from dataservice.obs.web import WebServer
+from dataservice.rpc.security import ServerSecurity
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus, ScaleWorkers
 
 COORDINATOR_STILL_S = 20.0
 """Its event loop may stand still for so long; then it says where and ends, to be started again."""
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-def _log_to_stderr(level: str = "WARNING") -> None:
-    logging.basicConfig(level="WARNING", format=LOG_FORMAT)
-    logging.getLogger("dataservice").setLevel(os.environ.get("DATASERVICE_LOG", level))
 
 
 def advertised_host(host: str) -> str | None:
@@ -43,13 +41,14 @@ def advertised_host(host: str) -> str | None:
 class CoordinatorActor:
     """An asyncio actor: the coordinator and its server share its event loop."""
 
-    def __init__(self, config_json: str) -> None:
-        _log_to_stderr("INFO")
+    def __init__(self, config_json: str, logs: Logs) -> None:
+        logs.install("INFO", role="coordinator")
         self._config: Config = config_from_json(config_json)
         self._coordinator: Coordinator | None = None
         self._server: RunningServer | None = None
         self._web: WebServer | None = None
         self._beating: asyncio.Future[None] | None = None
+        self._mirrored: asyncio.Future[None] | None = None
 
     async def start(self, port: int | None, http_port: int | None) -> tuple[str, int | None]:
         """Returns the endpoint once control calls are answered, and the port of the status page;
@@ -62,7 +61,7 @@ class CoordinatorActor:
         self._server = await start_server(
             coordinator=self._coordinator,
             bind=f"{serving.host}:{serving.port if port is None else port}",
-            insecure=serving.insecure,
+            security=serving.security,
         )
         self._coordinator.draining.turn_away = self._server.turn_away
         host = advertised_host(serving.host) or self._server.host
@@ -73,8 +72,12 @@ class CoordinatorActor:
             self._coordinator, serving, port=self._server.port, again=http_port
         )
         await self._coordinator.start()
+        self._mirrored = asyncio.ensure_future(keep_mirrored(self._sheet))
         keep_gc_quiet()
         return endpoint, None if self._web is None else self._web.port
+
+    def _sheet(self) -> Sheet:
+        return coordinator_sheet(self.coordinator.status())
 
     @property
     def coordinator(self) -> Coordinator:
@@ -110,8 +113,9 @@ class CoordinatorActor:
             await self._server.stop(1.0)
         if self._coordinator is not None:
             await self._coordinator.stop()
-        if self._beating is not None:
-            self._beating.cancel()
+        for kept in (self._beating, self._mirrored):
+            if kept is not None:
+                kept.cancel()
 
 
 class WorkerActor:
@@ -125,12 +129,15 @@ class WorkerActor:
         worker_id: str,
         node: str,
         bind: str,
-        insecure: bool,
+        metrics: bool,
+        logs: Logs,
+        security: ServerSecurity,
         memory_bytes: int | None,
         still_s: float,
     ) -> None:
-        """`still_s`: its event loop may stand still for so long."""
-        _log_to_stderr()
+        """`metrics`: whether it answers /metrics; `still_s`: its event loop may stand still for so
+        long."""
+        logs.install(role="worker", id=worker_id)
         worker_memory.install(memory_bytes)
         self._still_s = still_s
         host = bind.rpartition(":")[0]
@@ -141,13 +148,14 @@ class WorkerActor:
             node=self._node,
             bind=bind,
             advertise=advertised_host(host),
-            insecure=insecure,
+            metrics=metrics,
+            security=security,
         )
         # in place of Ray's own, which drops everything
         signal.signal(signal.SIGTERM, lambda *_: self._worker.stop())
 
     def run(self) -> None:
-        asyncio.run(watched(self._worker.run(), still_s=self._still_s))
+        asyncio.run(watched(_mirrored(self._worker), still_s=self._still_s))
 
     def stop(self) -> None:
         self._worker.stop()
@@ -164,14 +172,34 @@ class WorkerActor:
         return [thread.name for thread in threading.enumerate()]
 
 
+async def _mirrored(worker: Worker) -> None:
+    """Not a method: an actor with a coroutine would be Ray's to run, in a thread of its own."""
+    mirrored = asyncio.ensure_future(keep_mirrored(worker.sheet))
+    try:
+        await worker.run()
+    finally:
+        mirrored.cancel()
+
+
 class StagerActor:
     def __init__(
-        self, *, coordinator: str, node: str, host: str, config_json: str, still_s: float
+        self,
+        *,
+        coordinator: str,
+        node: str,
+        host: str,
+        config_json: str,
+        logs: Logs,
+        still_s: float,
     ) -> None:
-        _log_to_stderr()
+        logs.install(role="stager", id=node)
         self._still_s = still_s
         self._stager = Stager(
-            coordinator=coordinator, node=node, host=host, config_json=config_json
+            coordinator=coordinator,
+            node=node,
+            host=host,
+            config_json=config_json,
+            advertise=advertised_host(config_from_json(config_json).serving.host),
         )
 
     def run(self) -> None:

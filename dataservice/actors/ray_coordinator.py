@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dataservice.actors.ray_actors import CoordinatorActor
 from dataservice.config import Config, config_to_json
 from dataservice.errors import DeadlineExceeded, ServiceUnavailable
+from dataservice.obs.logs import Logs
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,6 +66,14 @@ class RayCoordinator:
         return self._http_port
 
     @property
+    def page_url(self) -> str:
+        """Of the status page; "" without one."""
+        if self._http_port is None:
+            return ""
+        scheme = "http" if self._config.serving.tls is None else "https"
+        return f"{scheme}://{self.endpoint.rpartition(':')[0]}:{self._http_port}/"
+
+    @property
     def is_up(self) -> bool:
         process = self._process
         return self._handle is not None and process is not None and not process.has_ended()
@@ -75,7 +84,8 @@ class RayCoordinator:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
         remote: Any = ray.remote(**options)(CoordinatorActor)
-        handle = remote.remote(config_to_json(self._config))
+        logs = Logs.from_environment(job=self._config.job)
+        handle = remote.remote(config_to_json(self._config), logs)
         port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else None
         try:
             self._process = None

@@ -24,6 +24,8 @@ from dataservice.actors.shared import STAGER_LEASES
 from dataservice.actors.worker_memory import ENVIRONMENT
 from dataservice.config import Config, config_to_json
 from dataservice.core.fleet import NOWHERE, plan_fleet
+from dataservice.errors import DataServiceError
+from dataservice.obs.logs import Logs
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,6 +68,14 @@ Tell = Callable[[FleetNews], FleetView]
 """Asks the coordinator; raises CoordinatorEnded."""
 
 
+def _told(error: ray.exceptions.RayError) -> str:
+    """An error of ours by its own text; Ray's begins with where it was raised."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, DataServiceError):
+        return f"{type(cause).__name__}: {cause}"
+    return str(error).strip().splitlines()[0]
+
+
 class RayFleet:
     """Used by one thread, its supervisor's."""
 
@@ -74,6 +84,7 @@ class RayFleet:
         # a Ray of our own has it from this process; asking costs seconds where a node just came up
         self._environment = {} if own_ray else {"runtime_env": {"env_vars": ENVIRONMENT}}
         self._config_json = config_to_json(config)
+        self._logs = Logs.from_environment(job=config.job)
         self._endpoint = endpoint
         self._own_cores = len(os.sched_getaffinity(0)) if own_ray else None
         self._last: FleetView | None = None
@@ -218,7 +229,7 @@ class RayFleet:
                 try:
                     ray.get(reference, timeout=0)
                 except ray.exceptions.RayError as error:
-                    how = str(error).strip().splitlines()[0]
+                    how = _told(error)
                     _LOG.warning("%s ended: %s", name, how)
                 ray.kill(actor.handle)
                 if group is self._workers:
@@ -256,7 +267,9 @@ class RayFleet:
             worker_id=worker_id,
             node="" if node is None else node.node_id,
             bind=f"{serving.host}:0",
-            insecure=serving.insecure,
+            metrics=serving.http_port is not None,
+            logs=self._logs,
+            security=serving.security,
             memory_bytes=self._config.workers.memory_bytes,
             still_s=STILL_LEASES * serving.lease_s,
         )
@@ -277,6 +290,7 @@ class RayFleet:
             node=node.node_id,
             host=node.host,
             config_json=self._config_json,
+            logs=self._logs,
             still_s=STILL_LEASES * STAGER_LEASES * self._config.serving.lease_s,
         )
         self._stagers[node.node_id] = _Actor(

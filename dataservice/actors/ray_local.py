@@ -8,6 +8,7 @@ on the machine is joined only when its address is given.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from typing import Any
 from dataservice.actors.own_folder import own_folder
 from dataservice.actors.ray_guard import guarded
 from dataservice.actors.worker_memory import ENVIRONMENT
+
+_LOG = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
@@ -37,11 +40,24 @@ def ray_environment() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
+def warn_of_open_cluster(address: str) -> None:
+    """Ray runs what those who reach its ports send it, unless it asks them for a token."""
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        _LOG.warning(
+            "Ray at %s is joined without a token of Ray's: whoever reaches its ports can run code "
+            "on its nodes; start every node with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, and "
+            "this command too",
+            address,
+        )
+
+
 @contextmanager
 def joined_ray(address: str | None, *, resource: str, num_cpus: int | None = None) -> Iterator[Any]:
     """The ray module, connected: to the cluster at `address`, or to a local one of our own."""
     if address is None:
         ray_environment()
+    else:
+        warn_of_open_cluster(address)
     import ray
 
     if address is not None:

@@ -125,6 +125,10 @@ class ScalingDesk:
         if decision.target != before.target:
             self._shared.counters["workers_scaled"] += 1
             _LOG.info("workers: %d to %d: %s", before.target, decision.target, decision.reason)
+            self._shared.events.note(
+                "scaled",
+                f"workers wanted: {decision.target} instead of {before.target} ({decision.reason})",
+            )
             self._changed()
 
     async def scale(self, request: ScaleWorkers) -> Scaled:

@@ -117,7 +117,7 @@ class Session:
         """Of the next step to plan."""
         self.end_step = -1
         self.steps: dict[int, ActiveStep] = {}
-        now = time.monotonic()
+        self.opened = now = time.monotonic()
         self.ranks = [
             RankProgress(done=max(first, (cursor.step, 0)), heard=now, peers=self.peers)
             for _ in range(self.grid.dp_size)

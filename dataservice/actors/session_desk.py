@@ -6,9 +6,13 @@ handed out is what was planned, however often it is asked for.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 import time
+from functools import partial
 
+from dataservice.actors.events import short
 from dataservice.actors.gathering import Gathering
 from dataservice.actors.planning_ahead import STEPS, PlanningAhead
 from dataservice.actors.policies import check_policy, decoder_and_policy
@@ -24,6 +28,7 @@ from dataservice.errors import (
     ResumeRefused,
     SessionFenced,
 )
+from dataservice.obs.tracing import Attributes, step_spans
 from dataservice.wire.messages import (
     GetSteps,
     Ok,
@@ -47,9 +52,11 @@ class SessionDesk:
         self._gathering: Gathering | None = None
         """The newest run, while its ranks arrive; it fences one that was still arriving."""
         self._planning = PlanningAhead(shared, work.dealer)
+        self.spans = step_spans()
 
     async def stop(self) -> None:
         await self._planning.stop()
+        await asyncio.to_thread(self.spans.close)
 
     def restore(self) -> None:
         """Goes on with the session that the journal holds, so that its trainers need no restart."""
@@ -85,6 +92,9 @@ class SessionDesk:
             return
         self._planning.start(session)
         _LOG.info("session %d: run %s goes on", saved.generation, saved.run_id)
+        self._shared.events.note(
+            "session", f"run {short(saved.run_id)} goes on from step {saved.cursor.step}"
+        )
 
     async def open_session(self, request: OpenSession) -> SessionOpened:
         plan = self._shared.plan
@@ -213,6 +223,7 @@ class SessionDesk:
             cursor=cursor,
         )
         self._shared.session = session
+        self.spans.end_before(sys.maxsize)
         self._gathering = None
         self._work.forget_failures()
         self._shared.counters["sessions"] += 1
@@ -225,6 +236,9 @@ class SessionDesk:
             cursor.step,
             micro_step,
         )
+        who = f"run {short(session.run_id)} of {session.grid.dp_size} ranks"
+        inside = f" micro-step {micro_step}" if micro_step else ""
+        self._shared.events.note("session", f"{who} begins at step {cursor.step}{inside}")
 
     def _opened(self, session: Session, request: OpenSession) -> SessionOpened:
         plan, vision = self._shared.plan, self._shared.config.plan.vision
@@ -270,6 +284,8 @@ class SessionDesk:
             ended = 0 <= session.end_step <= request.first_step
             if found or ended:
                 rank.given = max(rank.given, request.first_step + len(found))
+                for cells in found:
+                    self.spans.handed_out(cells.step, partial(_about, session, cells.step))
                 return Steps(steps=tuple(found), end_step=session.end_step)
             if not await self._shared.changes.wait(until, STEPS):
                 why = self._blocked_by(session, request.first_step)
@@ -308,11 +324,32 @@ class SessionDesk:
         self, session: Session, request: GetSteps | Progress, *, closing: bool = False
     ) -> None:
         self._shared.waits.note(
-            session.generation, request.dp_rank, request.peer, request.waited_workers_s
+            session.generation,
+            request.dp_rank,
+            request.peer,
+            request.waited_workers_s,
+            in_all_s=request.waited_s,
         )
         done = (request.done_step, request.done_micro_step)
         if session.progress(request.dp_rank, request.peer, done, request.waited_s, closing=closing):
+            self.spans.end_before(session.done_step)
             oldest = session.steps.get(session.done_step)
             if oldest is not None:
                 self._shared.log.done(oldest.cursor)
             self._shared.changes.notify(PROGRESS)
+
+
+def _about(session: Session, step: int) -> Attributes:
+    """What a span of the step says."""
+    planned = session.steps[step].planned
+    return {
+        "step": step,
+        "session": session.generation,
+        "run_id": session.run_id,
+        "dp_size": session.grid.dp_size,
+        "micro_steps": session.grid.micro_steps,
+        "packs": session.grid.num_packs,
+        "plan_s": planned.plan_s,
+        "cost": planned.lockstep_cost,
+        "cost_bound": planned.lockstep_bound,
+    }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from dataservice.actors.events import Events
 from dataservice.actors.holes import HoleLedger
 from dataservice.actors.plan_messages import PlanInfo
 from dataservice.actors.planner_link import PlannerLink
 from dataservice.actors.policies import built_by
 from dataservice.actors.quarantine import QUARANTINE, Quarantine
+from dataservice.actors.rates import Rates
 from dataservice.actors.registry import Registry
 from dataservice.actors.session import Session
 from dataservice.actors.state_log import StateLog
@@ -51,6 +54,12 @@ class Shared:
         )
         self.quarantine = Quarantine(Path(config.state_dir) / QUARANTINE, self.holes)
         self.waits = Waits()
+        self.rates = Rates()
+        self.events = Events()
+        self.started_s = time.time()
+        """Unix time of this start of the coordinator."""
+        self.http_port: int | None = None
+        """Of the status page; None while there is none."""
         self.counters: Counter[str] = Counter()
         self.sample_counts: dict[str, Counter[str]] = {}
         """Source -> reason of core.tables.REASONS -> samples that were not packed as they are, of
@@ -112,6 +121,7 @@ class Shared:
         if self.superseded is None:
             _LOG.error("%s", error)
             self.superseded = error
+            self.events.note("superseded", str(error), level="error")
             self.changes.notify()
             self.on_scale()
 

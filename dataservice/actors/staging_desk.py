@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Collection
 
+from dataservice.actors.events import short
 from dataservice.actors.plan_messages import NeedsRequest
 from dataservice.actors.shared import MAX_WAIT_S, Shared
 from dataservice.core.lanes import lane_nodes
@@ -57,6 +58,11 @@ class StagingDesk:
                 continue
             self._shared.counters["stagers_lost"] += 1
             _LOG.warning("stager of %s is gone; its lanes move", node)
+            self._shared.events.note(
+                "stager lost",
+                f"the stager of node {short(node)} is gone; its lanes move",
+                level="warning",
+            )
             self.map_lanes()
             self._shared.on_scale()
         if self._expected_until <= now:
@@ -77,6 +83,11 @@ class StagingDesk:
         self._came = True
         seat = self._shared.registry.seat_stager(request)
         _LOG.info("stager joined on %s, cache %s", request.node, request.cache_dir)
+        self._shared.events.note(
+            "stager joined",
+            f"stager of {request.host} joined on node {short(request.node)}, with "
+            f"{request.cache_dir}",
+        )
         self.map_lanes()
         return StagerRegistered(lease=seat.lease)
 
@@ -94,9 +105,14 @@ class StagingDesk:
         before = self._shared.lane_nodes
         self._holders = self._placed(nodes)
         self._shared.lane_nodes = tuple(nodes.get(name, "") for name in self._holders)
-        self._shared.counters["lanes_moved"] += sum(
+        moved = sum(
             old not in ("", new) for old, new in zip(before, self._shared.lane_nodes, strict=False)
         )
+        self._shared.counters["lanes_moved"] += moved
+        if moved:
+            self._shared.events.note(
+                "lanes moved", f"{moved} of {len(before)} lanes moved to other nodes"
+            )
         self._changed = time.monotonic()
         self._needs_version += 1
         self._shared.changes.notify()

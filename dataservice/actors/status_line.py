@@ -13,16 +13,19 @@ PLAIN_EVERY_S = 30.0
 
 
 class StatusLine:
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, page_url: str = "") -> None:
+        """`page_url`: of the status page; "" without one."""
         self._console = Console()
         self._live = Live("", console=self._console, auto_refresh=False, transient=True)
         self._last_plain = 0.0
         self._last_text = ""
         self._last: tuple[float, int] | None = None
-        self._endpoint = endpoint
+        self._endpoint, self._page_url = endpoint, page_url
 
     def __enter__(self) -> StatusLine:
         self._console.print(f"serving on {self._endpoint}", highlight=False)
+        if self._page_url:
+            self._console.print(f"status page: {self._page_url}", highlight=False, soft_wrap=True)
         if self._console.is_terminal:
             self._live.start()
         return self

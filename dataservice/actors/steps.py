@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataservice.actors.holes import hole_key, parts_of
 from dataservice.actors.pack_specs import spec_of
@@ -52,10 +53,13 @@ class ActiveStep:
         num_cells = grid.dp_size * grid.micro_steps
         counts = np.bincount(cell, minlength=num_cells)
         self._cell_starts: list[int] = [0, *np.cumsum(counts).tolist()]
-        images = np.zeros(num_cells, dtype=np.int64)
-        np.add.at(images, cell, self.num_images)
-        self._images = images.reshape(grid.micro_steps, grid.dp_size)
-        self._ranks_without_images = tuple((self._images == 0).sum(axis=1).tolist())
+        self.images = self.cells(self.num_images)
+        """int64 [micro_step, rank]."""
+        self._ranks_without_images = tuple((self.images == 0).sum(axis=1).tolist())
+        real = self.numbers >= 0
+        room = int(real.sum()) * planned.settings.pack_length
+        self.fill = round(int(self.tokens[real].sum()) / room, 6) if room else None
+        """Tokens of its packs over their room, 0..1, without padding packs; None: no others."""
         self._marks = np.frombuffer(planned.sample_marks, dtype="<u4")
         counts = np.frombuffer(planned.sample_counts, dtype="<i8")
         self._mark_starts = np.concatenate([[0], np.cumsum(counts)])
@@ -110,6 +114,12 @@ class ActiveStep:
                 return image.member, spec.shards[image.shard].name
         return "", ""
 
+    def cells(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [micro_step, rank]: sums of one value a pack."""
+        cells = np.zeros((self.grid.micro_steps, self.grid.dp_size), dtype=np.int64)
+        np.add.at(cells, (self.micro_step, self.dp_rank), values)
+        return cells
+
     def packs_of_cell(self, micro_step: int, dp_rank: int) -> list[int]:
         cell = micro_step * self.grid.dp_size + dp_rank
         return self.order[self._cell_starts[cell] : self._cell_starts[cell + 1]]
@@ -142,6 +152,6 @@ class ActiveStep:
             settings=self.planned.settings,
             next_step=self.planned.next_step,
             loss_tokens=self.planned.loss_tokens,
-            num_images=tuple(self._images[:, dp_rank].tolist()),
+            num_images=tuple(self.images[:, dp_rank].tolist()),
             ranks_without_images=self._ranks_without_images,
         )

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 
 from dataservice.actors.counting_desk import CountingDesk
 from dataservice.actors.dealing import Dealer
+from dataservice.actors.events import named, short
 from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.policies import decoder_and_policy
 from dataservice.actors.registry import Entry, WorkerSeat
@@ -33,6 +34,7 @@ from dataservice.errors import (
     ServiceUnavailable,
     StaleIndexError,
 )
+from dataservice.obs.logs import bound
 from dataservice.wire.messages import (
     Assignment,
     GetAssignment,
@@ -115,6 +117,9 @@ class WorkDesk:
         seat = self._shared.registry.seat_worker(request)
         seat.draining = request.node in self._shared.drained_nodes
         _LOG.info("worker %s joined on %s at %s", request.worker_id, request.node, request.endpoint)
+        self._shared.events.note(
+            "worker joined", f"{named(request.worker_id)} joined on node {short(request.node)}"
+        )
         if self._shared.session is not None:
             self.dealer.deal_orphans(self._shared.session)
         self._sharing.joined(request.node)
@@ -163,6 +168,7 @@ class WorkDesk:
             moved += len(left)
             if seat.draining and not left:
                 _LOG.info("worker %s has left", worker_id)
+                self._shared.events.note("worker left", f"{named(worker_id)} has left, as asked")
                 continue
             self._shared.counters["workers_lost"] += 1
             suspects = self._suspect(seat, left)
@@ -174,6 +180,11 @@ class WorkDesk:
                 len(left),
                 suspects,
             )
+            self._shared.events.note(
+                "worker lost",
+                f"{named(worker_id)} is gone ({why}); {len(left)} packs go to others",
+                level="warning",
+            )
         self._move_packs(gone.keys(), moved)
 
     def _retire(self, seat: WorkerSeat, why: str) -> None:
@@ -183,6 +194,9 @@ class WorkDesk:
         self._shared.counters["workers_retired"] += 1
         worker_id = seat.hello.worker_id
         _LOG.info("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
+        self._shared.events.note(
+            "worker retires", f"{named(worker_id)} retires ({why}); {len(left)} packs go to others"
+        )
         self._move_packs({worker_id}, len(left))
 
     def _suspect(self, seat: WorkerSeat, left: list[Entry]) -> int:
@@ -349,7 +363,15 @@ class WorkDesk:
         key = (session.generation, request.pack_id)
         self._attempts[key] += 1
         self._shared.counters["packs_failed"] += 1
-        _LOG.warning("pack %s failed on %s: %s", request.pack_id, request.worker_id, request.reason)
+        active, i = found
+        with bound(step=active.step, dp_rank=int(active.dp_rank[i]), pack=request.pack_id):
+            worker_id, reason = request.worker_id, request.reason
+            _LOG.warning("pack %s failed on %s: %s", request.pack_id, worker_id, reason)
+        self._shared.events.note(
+            "pack failed",
+            f"pack {request.pack_id} failed on {named(request.worker_id)}: {request.reason}",
+            level="warning",
+        )
         if request.fatal or self._attempts[key] >= PACK_ATTEMPTS:
             kind = StaleIndexError if request.fatal else DataServiceError
             reason = f"pack {request.pack_id} cannot be built: {request.reason}"

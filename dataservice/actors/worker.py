@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataservice.actors.build_queue import Job
 from dataservice.actors.building import Builders
@@ -36,7 +36,8 @@ from dataservice.errors import (
 )
 from dataservice.pipeline.images import check_decoders, decoder_fingerprint
 from dataservice.rpc.local_server import LocalServer, start_local_server
-from dataservice.rpc.server import start_server
+from dataservice.rpc.security import ClientSecurity, ServerSecurity
+from dataservice.rpc.server import PLAIN, start_server
 from dataservice.wire.encoded import EncodedPack
 from dataservice.wire.messages import (
     Assignment,
@@ -47,6 +48,10 @@ from dataservice.wire.messages import (
     Work,
     WorkerRegistered,
 )
+
+if TYPE_CHECKING:
+    from dataservice.actors.member_metrics import MemberMetrics
+    from dataservice.obs.metrics import Sheet
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,16 +74,24 @@ class Worker:
         node: str,
         bind: str = "127.0.0.1:0",
         advertise: str | None = None,
-        insecure: bool = False,
+        metrics: bool = True,
+        security: ServerSecurity = PLAIN,
     ) -> None:
         check_decoders()
         self.worker_id = worker_id
         self.node = node
         self._bind = bind
         self._advertise = advertise
-        self._insecure = insecure
+        self._wants_metrics = metrics
+        self._metrics: MemberMetrics | None = None
+        self._started_s = time.time()
+        self._security = security
         self._member = Member(
-            coordinator, hello=self._hello, joined=self._joined, stopping=lambda: self._stopping
+            coordinator,
+            security=ClientSecurity.of_member(security),
+            hello=self._hello,
+            joined=self._joined,
+            stopping=lambda: self._stopping,
         )
         self._endpoint = ""
         self._changes = Changes()
@@ -89,6 +102,7 @@ class Worker:
         self._built_before = 0
         self._served_packs = 0
         self._served_bytes = 0
+        self._sending_bytes = 0
         self._stopping = False
         self._retiring = ""
         self._returned: list[str] = []
@@ -104,9 +118,11 @@ class Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await start_server(data=self, bind=self._bind, insecure=self._insecure)
+        server = await start_server(data=self, bind=self._bind, security=self._security)
         self._endpoint = f"{self._advertise or server.host}:{server.port}"
         self._local = start_local_server(self, self._endpoint)
+        if self._wants_metrics:
+            self._metrics = await self._start_metrics(server.host)
         try:
             async with aclosing(self._member.answers(self._pull_request)) as answers:
                 async for work in answers:
@@ -123,10 +139,32 @@ class Worker:
                 stops.append(self._local.stop(STOP_S))
             await asyncio.gather(*stops)
             await self._member.close()
+            if self._metrics is not None:
+                await self._metrics.stop()
             if self._tools is not None:
                 self._tools.close()
             for thread in self._threads:
                 await asyncio.to_thread(thread.join, 10.0)
+
+    async def _start_metrics(self, host: str) -> MemberMetrics:
+        from dataservice.actors.member_metrics import start_metrics
+
+        return await start_metrics(
+            self.sheet, host=host, advertise=self._advertise, security=self._security
+        )
+
+    def sheet(self) -> Sheet:
+        """Its metrics as they are now."""
+        from dataservice.actors.member_metrics import worker_sheet
+
+        return worker_sheet(
+            self._tools,
+            self._builders,
+            started_s=self._started_s,
+            served_packs=self._served_packs,
+            served_bytes=self._served_bytes,
+            sending_bytes=self._sending_bytes,
+        )
 
     async def _say_goodbye(self) -> None:
         """Has its packs go to others at once, rather than when its lease ends; what clients are
@@ -152,6 +190,7 @@ class Worker:
             node=self.node,
             endpoint=self._endpoint,
             decoder=self._decoder,
+            metrics="" if self._metrics is None else self._metrics.address,
         )
 
     def _joined(self, seat: WorkerRegistered) -> None:
@@ -188,6 +227,7 @@ class Worker:
             read_origin_bytes=tools.reader.origin_bytes,
             read_staged_bytes=tools.reader.staged_bytes,
             images=builders.images,
+            decoded_bytes=builders.decoded_bytes,
             storage_stalls=builders.stalls,
             storage_retries=tools.reader.retries,
             stuck_reads=tools.reader.stuck_reads,
@@ -290,9 +330,13 @@ class Worker:
     async def stream_pack(self, request: StreamPack) -> AsyncIterator[bytes]:
         pack = await self.whole_pack(request)
         sent = await asyncio.to_thread(pack.compressed) if pack.shrinks else pack
-        for frame in sent.frames():
-            yield frame
-            del frame
+        self._sending_bytes += sent.size_bytes
+        try:
+            for frame in sent.frames():
+                yield frame
+                del frame
+        finally:
+            self._sending_bytes -= sent.size_bytes
         self.taken(request, pack)
 
     async def whole_pack(self, request: StreamPack) -> EncodedPack:

@@ -22,7 +22,7 @@ from dataservice.core.packspec import PackSpec, padding_id
 from dataservice.pipeline.images import DecodeLimits, ImageDecoder
 from dataservice.pipeline.isolation import IsolatedDecoder, picture_memory
 from dataservice.pipeline.materialize import BuiltPack, build_pack
-from dataservice.pipeline.pool import BuildPools
+from dataservice.pipeline.pool import BuildPools, DeadlinePool
 from dataservice.pipeline.text import TextRenderer
 from dataservice.storage.objects import ShardReader
 from dataservice.wire.encoded import EncodedPack
@@ -120,6 +120,11 @@ class WorkerTools:
     def decode_s(self) -> float:
         """Spent in decoding, over all threads."""
         return self.pools.decodes.busy_s + self._isolated_pools.decodes.busy_s
+
+    @property
+    def decode_pools(self) -> dict[str, DeadlinePool]:
+        """By how pictures are decoded in them."""
+        return {"picture": self.pools.decodes, "isolated": self._isolated_pools.decodes}
 
     @property
     def stuck_decodes(self) -> int:

@@ -6,6 +6,8 @@ Invariants: as in app.
 from __future__ import annotations
 
 import dataclasses
+import os
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import orjson
@@ -13,12 +15,21 @@ import typer
 from rich.console import Console
 
 from dataservice.cli.arguments import AsJson, ConfigPath
+from dataservice.cli.security_options import speaks_to_service
 from dataservice.errors import ConfigError
+from dataservice.rpc.security import ClientSecurity
 
 if TYPE_CHECKING:
     from dataservice.config import Config
 
 CALL_TIMEOUT_S = 10.0
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
 Endpoint = Annotated[
     str, typer.Argument(metavar="ENDPOINT", help="host:port, as `dataservice serve` prints it.")
 ]
@@ -36,17 +47,29 @@ def serve(
     host: Annotated[str | None, typer.Option(help="In place of serving.host.")] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Allow a host that other machines reach, unencrypted."),
+        typer.Option(
+            "--insecure",
+            help="Allow a host that other machines reach, without TLS or without a token.",
+        ),
     ] = False,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(help="Of all its processes' logs. Default: DATASERVICE_LOG_FORMAT, or text."),
+    ] = None,
 ) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
     from dataservice.cli.index_view import open_index
     from dataservice.config import load_config
     from dataservice.config.folders import check_service_folders
+    from dataservice.obs.logs import FORMAT_VARIABLE, Logs
 
+    if log_format is not None:
+        os.environ[FORMAT_VARIABLE] = log_format.value
+    logs = Logs.from_environment()
     settings = _overridden(
         load_config(config), port=port, workers=workers, host=host, insecure=insecure
     )
+    dataclasses.replace(logs, job=settings.job).dress(role="serve")
     # Here, too: what follows may index for hours.
     check_service_folders(settings, is_data_node=address is None)
     open_index(settings)
@@ -56,13 +79,14 @@ def serve(
     typer.echo("stopped; served again with the same state_dir, it goes on from here")
 
 
-def status(endpoint: Endpoint, as_json: AsJson = False) -> None:
+@speaks_to_service
+def status(endpoint: Endpoint, as_json: AsJson = False, *, security: ClientSecurity) -> None:
     """Show what a running service does."""
     from dataservice.cli.status_view import print_status
     from dataservice.rpc.client import CoordinatorClient
     from dataservice.wire.messages import GetStatus, StatusReport
 
-    with CoordinatorClient(endpoint) as client:
+    with CoordinatorClient(endpoint, security) as client:
         report: StatusReport = client.call(GetStatus(), CALL_TIMEOUT_S)
     if as_json:
         typer.echo(report.status)
@@ -70,12 +94,15 @@ def status(endpoint: Endpoint, as_json: AsJson = False) -> None:
         print_status(orjson.loads(report.status), Console())
 
 
+@speaks_to_service
 def scale(
     endpoint: Endpoint,
     workers: Annotated[
         str, typer.Argument(metavar="N|auto", help="Workers to have; auto: as trainers need.")
     ],
     as_json: AsJson = False,
+    *,
+    security: ClientSecurity,
 ) -> None:
     """Set the number of workers by hand, or no longer; trainers notice nothing but the speed."""
     from dataservice.rpc.client import CoordinatorClient
@@ -84,7 +111,7 @@ def scale(
     if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers)):
         raise ConfigError(f'workers is "{workers}": give a number of at least 1, or auto')
     number = 0 if workers == "auto" else int(workers)
-    with CoordinatorClient(endpoint) as client:
+    with CoordinatorClient(endpoint, security) as client:
         scaled: Scaled = client.call(ScaleWorkers(workers=number), CALL_TIMEOUT_S)
     if as_json:
         typer.echo(orjson.dumps(dataclasses.asdict(scaled)))

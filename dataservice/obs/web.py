@@ -1,28 +1,38 @@
 """An HTTP server in the event loop of a coordinator, worker or stager: GET alone, nothing changes.
 
-Invariants: beyond loopback it asks for the service's token on every path but /healthz; requests are
-small and few at once; what a handler raises is a 500 without its text.
+Invariants: where the service has a token it is asked for on every path but /healthz; where it has
+none, and loopback alone is served, the request must name a loopback host, so that no page of
+another site reads it through a name of its own; requests are small and few at once
+(obs.web_limits); what a handler raises is a 500 without its text.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from dataservice.errors import ConfigError
-from dataservice.rpc.security import ServerSecurity, TokenFile, server_ssl_context
+from dataservice.obs.web_limits import LimitedSite
+from dataservice.rpc.security import (
+    ServerSecurity,
+    TokenFile,
+    check_reachable,
+    is_loopback,
+    server_ssl_context,
+)
 
 __all__ = ["Answer", "Handler", "WebServer", "start_web"]
 
 _LOG = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 128
+KEEPALIVE_S = 30.0
+"""Of a connection between two requests."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -66,21 +76,22 @@ async def start_web(
     ConfigError for a port in use, and for a host beyond loopback without TLS and token, unless
     `security.insecure`.
     """
-    if not _is_loopback(host) and not security.insecure:
-        if security.tls is None or security.token_file is None:
-            raise ConfigError(
-                f"serving.host {host} is reachable from other machines: its status page needs "
-                "serving.tls and serving.token_file, or --insecure in a private network"
-            )
+    check_reachable(f"serving.host {host} (status page)", host, security)
     token = None if security.token_file is None else TokenFile(security.token_file)
-    app = web.Application(middlewares=[_guard(token)], client_max_size=1024)
+    silent: set[Any] = set()
+    only_here = token is None and is_loopback(host)
+    app = web.Application(
+        middlewares=[_guard(token, silent, only_here=only_here)], client_max_size=1024
+    )
     app.router.add_get("/healthz", _healthz)
     for path, handler in routes.items():
         app.router.add_get(path, _handled(handler))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEEPALIVE_S
+    )
     await runner.setup()
     context = None if security.tls is None else server_ssl_context(security.tls)
-    site = web.TCPSite(runner, host, port, ssl_context=context, backlog=MAX_CONNECTIONS)
+    site = LimitedSite(runner, host, port, context=context, silent=silent)
     try:
         await site.start()
     except OSError as error:
@@ -93,11 +104,16 @@ async def start_web(
     return WebServer(runner, host, bound, "https" if context else "http")
 
 
-def _guard(token: TokenFile | None) -> Callable[..., Awaitable[web.StreamResponse]]:
+def _guard(
+    token: TokenFile | None, silent: set[Any], *, only_here: bool
+) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        silent.discard(request.protocol)
+        if only_here and not is_loopback(_host_named(request)):
+            return web.Response(status=403, text="ask for it by 127.0.0.1 or localhost")
         if token is not None and request.path != "/healthz" and not _lets_in(token, request):
             refused = web.Response(status=401, text="a token is needed")
             refused.headers["WWW-Authenticate"] = 'Basic realm="dataservice", charset="UTF-8"'
@@ -109,6 +125,13 @@ def _guard(token: TokenFile | None) -> Callable[..., Awaitable[web.StreamRespons
     return guard
 
 
+def _host_named(request: web.Request) -> str:
+    try:
+        return urlsplit(f"//{request.host}").hostname or ""
+    except ValueError:
+        return ""
+
+
 def _lets_in(token: TokenFile, request: web.Request) -> bool:
     """As a bearer token, or as the password of any user, which browsers can ask a person for."""
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -117,7 +140,7 @@ def _lets_in(token: TokenFile, request: web.Request) -> bool:
     if kind.lower() == "basic":
         try:
             plain = base64.b64decode(given, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # of base64, of UTF-8
             return False
         return token.matches(plain.partition(":")[2])
     return False
@@ -139,12 +162,3 @@ def _handled(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response
 
 async def _healthz(_request: web.Request) -> web.Response:
     return web.Response(text="ok")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

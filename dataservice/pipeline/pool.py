@@ -16,6 +16,7 @@ import itertools
 import threading
 import time
 import traceback
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +25,8 @@ from dataservice.errors import DeadlineExceeded
 S = TypeVar("S")
 T = TypeVar("T")
 
+TOOK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Bounds by which `DeadlinePool.took` counts."""
 _IDLE_CHECK_S = 0.25
 """A waiter looks again at least this often."""
 
@@ -78,6 +81,9 @@ class DeadlinePool:
         self.completed = 0
         self.busy_s = 0.0
         """Seconds spent in completed tasks, over all threads."""
+        self.took = [0] * (len(TOOK_S) + 1)
+        """Completed tasks by how long they took: up to each bound of TOOK_S and not the one before,
+        and longer."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._queue: list[tuple[tuple[int, ...], int, Job[Any]]] = []
@@ -181,7 +187,9 @@ class DeadlinePool:
                     return
                 self._running.discard(job)
                 self.completed += 1
-                self.busy_s += time.monotonic() - job._started
+                took_s = time.monotonic() - job._started
+                self.busy_s += took_s
+                self.took[bisect_left(TOOK_S, took_s)] += 1
                 self._finish(job, error)
             del job, error  # a thread that waits for its next task holds nothing of its last
 

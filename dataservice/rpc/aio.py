@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from dataservice.errors import DamagedMessage, DeadlineExceeded, ServiceUnavailable
+from dataservice.rpc.access import Access
 from dataservice.rpc.channel import (
     COORDINATOR_OPTIONS,
     DATA_OPTIONS,
@@ -25,14 +26,16 @@ from dataservice.rpc.channel import (
 )
 from dataservice.rpc.failures import error_of, is_ours
 from dataservice.rpc.sealing import sealed, unsealed
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.messages import StreamPack
 
 __all__ = ["AsyncCoordinatorClient", "AsyncDataClient"]
 
 
 class _AsyncClient:
-    def __init__(self, endpoint: str, options: Options) -> None:
+    def __init__(self, endpoint: str, options: Options, security: ClientSecurity | None) -> None:
         self.endpoint = endpoint
+        self._access = Access(endpoint, security)
         self._options = options
         self._closed = False
         self._channel: Any = None
@@ -41,8 +44,17 @@ class _AsyncClient:
         if self._closed:
             raise ServiceUnavailable(f"{call}: the client is closed")
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.endpoint, options=self._options)
+            self._channel = self._access.channel(grpc.aio, self._options)
         return self._channel
+
+    async def _explained(self, failure: Exception, channel: Any) -> Exception:
+        """What to raise; the next call shows renewed files, if they are what this one lacked."""
+        if not self._access.is_refused(failure):
+            return failure
+        if not self._access.is_renewed():
+            return await asyncio.to_thread(self._access.explained, failure)
+        await self._disconnect(channel)
+        return failure
 
     def _raise_if_closed(self, call: str, channel: Any) -> None:
         """Tells the channel's end, which grpc.aio shows as CancelledError too, from a cancelled
@@ -72,8 +84,8 @@ class _AsyncClient:
 class AsyncCoordinatorClient(_AsyncClient):
     """See rpc.client.CoordinatorClient."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint, COORDINATOR_OPTIONS)
+    def __init__(self, endpoint: str, security: ClientSecurity | None = None) -> None:
+        super().__init__(endpoint, COORDINATOR_OPTIONS, security)
 
     async def call(self, request: object, timeout_s: float) -> Any:
         """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
@@ -95,12 +107,12 @@ class AsyncCoordinatorClient(_AsyncClient):
     ) -> Any:
         invoke = channel.unary_unary(method)
         try:
-            return await invoke(data, timeout=timeout_s)
+            return await invoke(data, timeout=timeout_s, metadata=self._access.metadata)
         except grpc.aio.AioRpcError as error:
             failure = _failure(error, call, timeout_s)
             if isinstance(failure, DeadlineExceeded) and not is_ours(error.trailing_metadata()):
                 await self._disconnect(channel)
-            raise failure from None
+            raise await self._explained(failure, channel) from None
         except asyncio.CancelledError:
             self._raise_if_closed(call, channel)
             raise
@@ -109,20 +121,21 @@ class AsyncCoordinatorClient(_AsyncClient):
 class AsyncDataClient(_AsyncClient):
     """See rpc.client.DataClient."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint, DATA_OPTIONS)
+    def __init__(self, endpoint: str, security: ClientSecurity | None = None) -> None:
+        super().__init__(endpoint, DATA_OPTIONS, security)
 
     async def stream_pack(self, request: StreamPack, timeout_s: float) -> AsyncIterator[bytes]:
         """The frames of a pack; `timeout_s` bounds the whole stream."""
         call = f"StreamPack {request.pack_id} at {self.endpoint}"
         channel = self._open_channel(call)
         data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
-        stream = channel.unary_stream(STREAM_PACK)(data, timeout=timeout_s)
+        invoke = channel.unary_stream(STREAM_PACK)
+        stream = invoke(data, timeout=timeout_s, metadata=self._access.metadata)
         try:
             async for frame in stream:
                 yield frame
         except grpc.aio.AioRpcError as error:
-            raise _failure(error, call, timeout_s) from None
+            raise await self._explained(_failure(error, call, timeout_s), channel) from None
         except asyncio.CancelledError:
             self._raise_if_closed(call, channel)
             raise

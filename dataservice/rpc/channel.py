@@ -6,6 +6,7 @@ Invariants:
   and answers with at most 64 MiB (a list of assignments); frames of packs are at most 4 MiB;
 - either end pings the other when it has heard nothing for 10 s, also while idle, and gives a
   connection up that is silent for 5 s more; a ping every 5 s is taken;
+- a connection that does not finish its handshake, or has no calls, is ended by the server;
 - no HTTP proxy is used, and no two clients share a connection, so that a paused one holds up
   nobody else.
 """
@@ -74,7 +75,19 @@ DATA_OPTIONS = [
     ("grpc.http2.max_frame_size", STREAM_WINDOW_BYTES),
 ]
 
-SERVER_OPTIONS: Options = [
+HANDSHAKE_S = 20
+"""For a connection to finish TLS and to say what HTTP/2 begins with."""
+MAX_SERVER_CONNECTIONS = 16_384
+"""Of a server, all clients together, also those that have said nothing yet. A process has fewer
+where its limit of open files is lower."""
+IDLE_S = 1_800
+"""Without a call; the next one connects anew."""
+AGE_S = 3_600
+"""With TLS: a certificate is looked at again when the connection is made anew."""
+AGE_GRACE_S = 600
+"""For the calls of such a connection to end."""
+
+_SERVER_OPTIONS: Options = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
@@ -88,4 +101,15 @@ SERVER_OPTIONS: Options = [
     ("grpc.server.max_pending_requests", MAX_PENDING_REQUESTS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_REQUESTS),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+    ("grpc.max_allowed_incoming_connections", MAX_SERVER_CONNECTIONS),
+    ("grpc.max_connection_idle_ms", IDLE_S * 1000),
 ]
+_TLS_OPTIONS: Options = [
+    ("grpc.max_connection_age_ms", AGE_S * 1000),
+    ("grpc.max_connection_age_grace_ms", AGE_GRACE_S * 1000),
+]
+
+
+def server_options(*, tls: bool) -> Options:
+    return [*_SERVER_OPTIONS, *_TLS_OPTIONS] if tls else _SERVER_OPTIONS

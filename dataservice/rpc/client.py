@@ -3,7 +3,8 @@
 Invariants:
 - every call has a deadline and ends in a message or in an error of dataservice.errors:
   ServiceUnavailable when nobody answers or the client was closed, DeadlineExceeded at the
-  deadline, otherwise the class that the service raised;
+  deadline, AccessRefused where one end does not take the other's certificate or token, otherwise
+  the class that the service raised;
 - a message that was damaged on its way is sent once more on a new connection, then it is a
   WireError; nor is a connection used again on which the coordinator let a deadline pass, since it
   may be half open;
@@ -14,10 +15,12 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -29,6 +32,7 @@ from dataservice.errors import (
     DeadlineExceeded,
     ServiceUnavailable,
 )
+from dataservice.rpc.access import Access
 from dataservice.rpc.allocator import keep_freed_blocks
 from dataservice.rpc.channel import (
     COORDINATOR_OPTIONS,
@@ -40,9 +44,12 @@ from dataservice.rpc.channel import (
 )
 from dataservice.rpc.failures import error_of, is_ours
 from dataservice.rpc.sealing import sealed, unsealed
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.messages import StreamPack
 
 __all__ = ["CoordinatorClient", "DataClient", "PackFrames", "checked_endpoint"]
+
+_LOG = logging.getLogger(__name__)
 
 SINGLE_THREADED: Options = [(grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
 """A stream is read by the thread that wants it; else gRPC starts one for every stream and hands
@@ -52,13 +59,14 @@ each frame over: half of a client's CPU time where packs are small."""
 class _Client:
     """A channel with an owner: one process, closed once."""
 
-    def __init__(self, endpoint: str, options: Options) -> None:
+    def __init__(self, endpoint: str, options: Options, security: ClientSecurity | None) -> None:
         self.endpoint = checked_endpoint(endpoint)
+        self._access = Access(endpoint, security)
         self._options = options
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.Lock()
-        self._channel = grpc.insecure_channel(endpoint, options=options)
+        self._channel = self._access.channel(grpc, options)
 
     def _open_channel(self, call: str) -> Any:
         if os.getpid() != self._pid:
@@ -85,8 +93,20 @@ class _Client:
         with self._lock:
             if self._closed or self._channel is not silent:
                 return
-            self._channel = grpc.insecure_channel(self.endpoint, options=self._options)
+            self._channel = self._access.channel(grpc, self._options)
         silent.close()
+
+    def _explained(self, failure: Exception, channel: Any) -> Exception:
+        """What to raise; the next call shows renewed files, if they are what this one lacked."""
+        if not self._access.is_refused(failure):
+            return failure
+        if not self._access.is_renewed():
+            return self._access.explained(failure)
+        try:
+            self._connect_anew(channel)
+        except ConfigError as error:  # one file is there, the other is on its way
+            _LOG.warning("%s; the files of before are shown", error)
+        return failure
 
     def __enter__(self) -> Any:
         return self
@@ -98,8 +118,10 @@ class _Client:
 class CoordinatorClient(_Client):
     """The coordinator's methods, one request message each (messages.COORDINATOR_METHODS)."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint, COORDINATOR_OPTIONS)
+    def __init__(self, endpoint: str, security: ClientSecurity | None = None) -> None:
+        """`security` None: ClientSecurity.from_environment(). Raises ConfigError for an endpoint
+        that is none, and for files that cannot be used."""
+        super().__init__(endpoint, COORDINATOR_OPTIONS, security)
 
     def call(self, request: object, timeout_s: float) -> Any:
         """The response message to `request`; waits at most `timeout_s` (above request.wait_s)."""
@@ -117,12 +139,12 @@ class CoordinatorClient(_Client):
     def _invoke(self, channel: Any, method: str, data: bytes, call: str, timeout_s: float) -> Any:
         invoke = _invocation(channel, "unary_unary", method, call)
         try:
-            return invoke(data, timeout=timeout_s)
+            return invoke(data, timeout=timeout_s, metadata=self._access.metadata)
         except grpc.RpcError as error:
             failure = _failure(error, call, timeout_s)
             if isinstance(failure, DeadlineExceeded) and not is_ours(_trailing_metadata(error)):
                 self._connect_anew(channel)
-            raise failure from None
+            raise self._explained(failure, channel) from None
         except ValueError as error:  # grpc's word for a channel closed by another thread
             raise ServiceUnavailable(f"{call}: {error}") from None
 
@@ -130,8 +152,9 @@ class CoordinatorClient(_Client):
 class DataClient(_Client):
     """The packs of one worker."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint, [*DATA_OPTIONS, *SINGLE_THREADED])
+    def __init__(self, endpoint: str, security: ClientSecurity | None = None) -> None:
+        """As CoordinatorClient."""
+        super().__init__(endpoint, [*DATA_OPTIONS, *SINGLE_THREADED], security)
         keep_freed_blocks()
 
     def stream_pack(self, request: StreamPack, timeout_s: float) -> PackFrames:
@@ -140,13 +163,14 @@ class DataClient(_Client):
         `timeout_s` bounds the whole stream, the time the worker needs to build included.
         """
         call = f"StreamPack {request.pack_id} at {self.endpoint}"
-        invoke = _invocation(self._open_channel(call), "unary_stream", STREAM_PACK, call)
+        channel = self._open_channel(call)
+        invoke = _invocation(channel, "unary_stream", STREAM_PACK, call)
         try:
             data = sealed(request, max_bytes=MAX_REQUEST_BYTES)
-            stream = invoke(data, timeout=timeout_s)
+            stream = invoke(data, timeout=timeout_s, metadata=self._access.metadata)
         except ValueError as error:
             raise ServiceUnavailable(f"{call}: {error}") from None
-        return PackFrames(stream, call, timeout_s)
+        return PackFrames(stream, call, timeout_s, partial(self._explained, channel=channel))
 
 
 def checked_endpoint(endpoint: str) -> str:
@@ -159,16 +183,23 @@ def checked_endpoint(endpoint: str) -> str:
 class PackFrames(Iterator[bytes]):
     """Frames of one pack as they arrive; the worker sends only a few ahead of the reader."""
 
-    def __init__(self, stream: Any, call: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        stream: Any,
+        call: str,
+        timeout_s: float,
+        explained: Callable[[Exception], Exception],
+    ) -> None:
         self._stream = stream
         self._call = call
         self._timeout_s = timeout_s
+        self._explained = explained
 
     def __next__(self) -> bytes:
         try:
             frame: bytes = next(self._stream)
         except grpc.RpcError as error:
-            raise _failure(error, self._call, self._timeout_s) from None
+            raise self._explained(_failure(error, self._call, self._timeout_s)) from None
         return frame
 
     def cancel(self) -> None:

@@ -36,6 +36,7 @@ _CLASSES: dict[str, type[DataServiceError]] = {
 }
 
 _CODES: tuple[tuple[type[DataServiceError], grpc.StatusCode], ...] = (
+    (errors.AccessRefused, grpc.StatusCode.UNAUTHENTICATED),
     (errors.ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.WireError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.DataError, grpc.StatusCode.DATA_LOSS),
@@ -142,6 +143,8 @@ def _meaning(code: grpc.StatusCode, text: str, call: str, timeout_s: float) -> D
         grpc.StatusCode.UNKNOWN,
     ):
         return errors.ServiceUnavailable(text)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return errors.AccessRefused(text)
     damaged = _DAMAGED.get(code)
     if damaged is not None:
         return errors.DamagedMessage(f"{text} ({damaged})")

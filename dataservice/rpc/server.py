@@ -9,7 +9,10 @@ Invariants:
   pauses leaves the generator a few frames ahead, and one that goes away closes it;
 - what a caller sends ends no service: gRPC's own server ends at a method name that is not UTF-8,
   and another takes its place at once, on the same port;
-- plain text is served on loopback only, unless the caller says `insecure`;
+- without TLS and token it serves on loopback only, unless the caller says `insecure`;
+- every method of ours asks for the token before it reads the request, and gives up one that does
+  not arrive within guard.REQUEST_S; health asks for none, since probes have none and it says
+  little more than that the port is open; all are within the limits of rpc.guard;
 - one server a port: a second one fails.
 """
 
@@ -17,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,16 +31,21 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from dataservice.errors import ConfigError, WireError
+from dataservice.errors import ConfigError, ServiceUnavailable, WireError
+from dataservice.rpc.access import server_credentials
 from dataservice.rpc.allocator import keep_freed_blocks
+from dataservice.rpc.binding import checked_bind, endpoint_of
+from dataservice.rpc.caller import note_caller
 from dataservice.rpc.channel import (
     COORDINATOR_SERVICE,
     DATA_SERVICE,
     MAX_RESPONSE_BYTES,
-    SERVER_OPTIONS,
+    server_options,
 )
-from dataservice.rpc.failures import failure_of
+from dataservice.rpc.failures import failure_of, status_of
+from dataservice.rpc.guard import LIMITS, PACK_COST, Guard, Limits, request_of
 from dataservice.rpc.sealing import sealed, unsealed
+from dataservice.rpc.security import ServerSecurity
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.counting import GetRoots, ReportCounts, Roots
 from dataservice.wire.draining import Drain, Drained
@@ -76,7 +83,7 @@ AGAIN_S = 0.2
 OUTLIVES_S = 30.0
 """For which the calls go on that such a server had taken."""
 
-Handler = Callable[[bytes, Any], Awaitable[Any]]
+Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class CoordinatorService(Protocol):
@@ -132,7 +139,7 @@ class RunningServer:
         self._listening = listening
         self.host = host
         self.port = listening.port
-        self.endpoint = _endpoint(host, self.port)
+        self.endpoint = endpoint_of(host, self.port)
         """ "host:port" with the host as bound; a wildcard bind needs a host of the caller's."""
         self._dead: dict[Any, asyncio.Future[None]] = {}
         self._turned_away = False
@@ -183,22 +190,27 @@ class RunningServer:
         del self._dead[dead]
 
 
+PLAIN = ServerSecurity()
+
+
 async def start_server(
     *,
     coordinator: CoordinatorService | None = None,
     data: DataService | None = None,
     bind: str = "127.0.0.1:0",
-    insecure: bool = False,
+    security: ServerSecurity = PLAIN,
+    limits: Limits = LIMITS,
 ) -> RunningServer:
     """Serves the given services, and grpc.health.v1 ("" and each service's name), on `bind`.
 
     `bind` is "host:port" or "[v6 address]:port"; port 0 takes a free one. ConfigError for a bind
-    that is malformed, not loopback without `insecure`, or already in use.
+    that is malformed, not loopback without TLS and token, or already in use, and for files of
+    `security` that cannot be used.
     """
     if coordinator is None and data is None:
         raise ValueError("start_server needs a coordinator, a data service, or both")
-    host, port = _checked_bind(bind, insecure=insecure)
-    services = _Services(coordinator, data)
+    host, port = checked_bind(bind, security)
+    services = _Services(coordinator, data, security, Guard(security, limits))
     return RunningServer(services, host, await _listening(services, host, port))
 
 
@@ -206,6 +218,8 @@ async def start_server(
 class _Services:
     coordinator: CoordinatorService | None
     data: DataService | None
+    security: ServerSecurity
+    guard: Guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,21 +233,26 @@ class _Listening:
 
 
 async def _listening(services: _Services, host: str, port: int) -> _Listening:
-    coordinator, data = services.coordinator, services.data
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    coordinator, data, guard = services.coordinator, services.data, services.guard
+    tls = services.security.tls
+    server = grpc.aio.server(options=server_options(tls=tls is not None))
     health = health_aio.HealthServicer()
     if coordinator is not None:
-        await _add_service(server, health, COORDINATOR_SERVICE, _coordinator_handlers(coordinator))
+        handlers = _coordinator_handlers(coordinator, guard)
+        await _add_service(server, health, COORDINATOR_SERVICE, handlers)
     if data is not None:
         keep_freed_blocks()
-        handler = grpc.unary_stream_rpc_method_handler(_stream_handler(data))
+        handler = grpc.stream_stream_rpc_method_handler(_stream_handler(data, guard))
         await _add_service(server, health, DATA_SERVICE, {"StreamPack": handler})
-    health_pb2_grpc.add_HealthServicer_to_server(health, _ByName(server))
+    health_pb2_grpc.add_HealthServicer_to_server(_LimitedHealth(health, guard), _ByName(server))
     try:
-        bound = server.add_insecure_port(_endpoint(host, port))
+        if tls is None:
+            bound = server.add_insecure_port(endpoint_of(host, port))
+        else:
+            bound = server.add_secure_port(endpoint_of(host, port), server_credentials(tls))
     except RuntimeError as error:
         raise ConfigError(
-            f"cannot listen on {_endpoint(host, port)}: the port is in use or the address is not "
+            f"cannot listen on {endpoint_of(host, port)}: the port is in use or the address is not "
             f"of this machine; choose another, or port 0 for a free one ({error})"
         ) from None
     before = asyncio.all_tasks()
@@ -264,45 +283,15 @@ async def _add_service(
     await health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
 
-# ---- where to listen ----------------------------------------------------------------------------
-
-
-def _checked_bind(bind: str, *, insecure: bool) -> tuple[str, int]:
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/\s]+)):([0-9]{1,5})", bind)
-    if match is None or int(match[3]) > 65535:
-        raise ConfigError(f'bind: {bind!r} is not "host:port"; for instance "127.0.0.1:7070"')
-    host, port = match[1] or match[2], int(match[3])
-    if not _is_loopback(host):
-        if not insecure:
-            raise ConfigError(
-                f"bind: {bind!r} is reachable from other machines, and whoever reaches it reads "
-                "the data; use 127.0.0.1, or say --insecure (serving.insecure: true) if the "
-                "network is private"
-            )
-        _LOG.warning("serving on %s in plain text to whoever reaches it (--insecure)", bind)
-    return host, port
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 # ---- handlers -----------------------------------------------------------------------------------
 
 
-def _coordinator_handlers(coordinator: CoordinatorService) -> dict[str, Any]:
+def _coordinator_handlers(coordinator: CoordinatorService, guard: Guard) -> dict[str, Any]:
+    """Registered as if requests were streams: those are read by the handler, and not before it
+    runs."""
     return {
-        name: grpc.unary_unary_rpc_method_handler(
-            _unary_handler(name, request, response, getattr(coordinator, _snake_case(name)))
+        name: grpc.stream_unary_rpc_method_handler(
+            _unary_handler(name, request, response, getattr(coordinator, _snake_case(name)), guard)
         )
         for name, (request, response) in COORDINATOR_METHODS.items()
     }
@@ -317,10 +306,13 @@ def _unary_handler(
     request_type: type,
     response_type: type,
     method: Callable[[Any], Awaitable[Any]],
+    guard: Guard,
 ) -> Handler:
-    async def handle(data: bytes, context: Any) -> bytes:
+    async def handle(_requests: Any, context: Any) -> bytes:
+        note_caller(context)
         async with _failures_answered(name, context):
-            response = await method(unsealed(request_type, data))
+            with guard.lets_in(context):
+                response = await method(unsealed(request_type, await request_of(name, context)))
             if type(response) is not response_type:
                 raise TypeError(f"{name} answers {response_type.__name__}, got {response!r:.80}")
             return _response(response)
@@ -329,18 +321,48 @@ def _unary_handler(
     return handle
 
 
-def _stream_handler(data_service: DataService) -> Handler:
-    async def handle(data: bytes, context: Any) -> None:
+def _stream_handler(data_service: DataService, guard: Guard) -> Handler:
+    async def handle(_requests: Any, context: Any) -> None:
         async with _failures_answered("StreamPack", context):
-            frames = data_service.stream_pack(unsealed(StreamPack, data))
-            async with _closing(frames):
-                async for frame in frames:
-                    if len(frame) > MAX_FRAME_BYTES:
-                        raise ValueError(f"a frame of {len(frame)} bytes, over {MAX_FRAME_BYTES}")
-                    await context.write(frame)
-                    del frame  # the next one takes its memory, which is in the cache
+            with guard.lets_in(context, cost=PACK_COST):
+                request = unsealed(StreamPack, await request_of("StreamPack", context))
+                frames = data_service.stream_pack(request)
+                async with _closing(frames):
+                    await _write(frames, context)
 
     return handle
+
+
+async def _write(frames: AsyncIterator[bytes], context: Any) -> None:
+    async for frame in frames:
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {len(frame)} bytes, over {MAX_FRAME_BYTES}")
+        await context.write(frame)
+        del frame  # the next one takes its memory, which is in the cache
+
+
+class _LimitedHealth(health_pb2_grpc.HealthServicer):
+    """Takes the same calls of a peer as others, and no token."""
+
+    def __init__(self, health: health_aio.HealthServicer, guard: Guard) -> None:
+        self._health = health
+        self._guard = guard
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+        with contextlib.ExitStack() as held:
+            await self._let_in(held, context)
+            return await self._health.Check(request, context)
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        with contextlib.ExitStack() as held:
+            await self._let_in(held, context)
+            await self._health.Watch(request, context)
+
+    async def _let_in(self, held: contextlib.ExitStack, context: Any) -> None:
+        try:
+            held.enter_context(self._guard.call(context.peer()))
+        except ServiceUnavailable as error:
+            await context.abort(*status_of(error))
 
 
 @contextlib.asynccontextmanager

@@ -221,6 +221,8 @@ class RegisterWorker:
     node: str
     endpoint: str
     decoder: str
+    metrics: str = ""
+    """Of its /metrics, "host:port"; "" without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,6 +300,8 @@ class PullWork:
     """So many packs under build keep it busy."""
     returned: tuple[str, ...] = ()
     """Ids of packs that it was asked to give back: others are to build them."""
+    decoded_bytes: int = 0
+    """Pixels of the images, as packs carry them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

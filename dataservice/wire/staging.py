@@ -16,6 +16,8 @@ class RegisterStager:
     host: str
     cache_dir: str
     budget_bytes: int
+    metrics: str = ""
+    """Of its /metrics, "host:port"; "" without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

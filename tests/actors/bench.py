@@ -245,6 +245,7 @@ class Bench:
         counters = dict.fromkeys(
             ("ready_bytes", "ready_packs", "queued_packs", "built_packs", "served_packs"), 0
         )
+        counters |= dict.fromkeys(("read_origin_bytes", "read_staged_bytes"), 0)
         return await self.coordinator.pull_work(
             PullWork(
                 worker_id=worker_id,
@@ -254,8 +255,6 @@ class Bench:
                 wait_s=0.1,
                 served_bytes=0,
                 decode_s=0.0,
-                read_origin_bytes=0,
-                read_staged_bytes=0,
                 images=0,
                 retiring=retiring,
                 reach=tuple(reach),

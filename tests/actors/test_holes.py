@@ -4,7 +4,14 @@ import dataclasses
 
 import pytest
 
-from dataservice.actors.holes import FREE_HOLES, Hole, HoleLedger
+from dataservice.actors.holes import (
+    FREE_HOLES,
+    MOST_KINDS,
+    OTHER_KINDS,
+    Hole,
+    HoleLedger,
+    kind_of,
+)
 from dataservice.errors import HoleBudgetExceeded
 
 
@@ -74,3 +81,33 @@ def test_packs_in_a_row_are_counted_by_pack_number_whatever_the_order() -> None:
     holes.add(hole("s/a.jsonl@8#0", pack=8))
     with pytest.raises(HoleBudgetExceeded, match="7 to 10"):
         holes.check_budget(8)
+
+
+def test_reasons_are_counted_by_what_they_have_in_common() -> None:
+    holes = ledger()
+    reasons = (
+        "truncated JPEG: image file is truncated (13 bytes not processed)",
+        "truncated JPEG: image file is truncated (7 bytes not processed)",
+        "JPEG is 20x30 pixels upright, the index says 20x31",
+        "JPEG is 5x7 pixels upright, the index says 6x7",
+        "decode took longer than 2.5 s",
+    )
+    for i, reason in enumerate(reasons):
+        holes.add(hole(f"s/a.jsonl@{i}#0", reason))
+    assert holes.by_kind() == {
+        "truncated JPEG": 2,
+        "JPEG is N pixels upright, the index says N": 2,
+        "decode took longer than N s": 1,
+    }
+    assert len(kind_of("x" * 1000)) < 100
+
+
+def test_kinds_of_reasons_are_few_whatever_is_reported() -> None:
+    holes = ledger()
+    for i in range(100):
+        letters = f"{chr(97 + i // 26)}{chr(97 + i % 26)}"
+        holes.add(hole(f"s/a.jsonl@{i}#0", f"what the library says of {letters}"))
+    kinds = holes.by_kind()
+    assert len(kinds) == MOST_KINDS + 1
+    assert kinds[OTHER_KINDS] == 100 - MOST_KINDS
+    assert sum(kinds.values()) == 100

@@ -18,6 +18,7 @@ from support.demo_config import demo_config
 from support.harness import read_ranks
 from support.local_service import LocalService
 
+from dataservice.actors.events import Events
 from dataservice.actors.registry import Registry
 from dataservice.actors.staging_desk import StagingDesk
 from dataservice.actors.state_log import StateLog
@@ -40,6 +41,7 @@ class Desk:
             plan=SimpleNamespace(num_lanes=LANES),
             changes=SimpleNamespace(notify=lambda: None),
             counters=Counter(),
+            events=Events(),
             log=self.log,
             lane_nodes=(),
             drained_nodes=set(),
@@ -106,6 +108,9 @@ def test_a_node_that_joins_or_leaves_moves_no_lane_of_others(desk: Desk) -> None
     desk.later(LEASE_S + 1, silent="b")
     assert desk.moved_since(before) == before.count("b") and "b" not in desk.lanes
     assert desk.shared.counters == {"stagers_lost": 1, "lanes_moved": ANY}
+    told = [event["text"] for event in desk.shared.events.as_json()]
+    lost = told.index("the stager of node b is gone; its lanes move")
+    assert told[lost + 1] == f"{before.count('b')} of {LANES} lanes moved to other nodes"
 
 
 def test_a_node_that_comes_back_soon_has_its_lanes_again(desk: Desk) -> None:

@@ -1,16 +1,23 @@
-"""The text file with a stream's counters."""
+"""The text with a stream's counters, in a file and over HTTP."""
 
 from __future__ import annotations
 
 import errno
+import gc
+import socket
+import threading
+import time
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.scrape import get, missing, one, samples_of
 
 from dataservice.errors import ConfigError
-from trainer_client import PackStream, ParallelLayout
-from trainer_client.metrics import MetricsFile, prometheus_text
+from trainer_client import PackStream, ParallelLayout, metrics_server
+from trainer_client.metrics import WAITS_S, Counts, MetricsFile, prometheus_text
 from trainer_client.testing import FakeService, synthetic_packs
 
 PACKS = synthetic_packs(6, seed=2)
@@ -54,7 +61,8 @@ def test_labels_are_escaped() -> None:
     job = 'a "b"\\\n'
     text = prometheus_text(stats, {"job": job, "dp_rank": 3})
     families = list(text_string_to_metric_families(text))
-    assert all(s.labels == {"job": job, "dp_rank": "3"} for f in families for s in f.samples)
+    labels = [{k: v for k, v in s.labels.items() if k != "le"} for f in families for s in f.samples]
+    assert all(found == {"job": job, "dp_rank": "3"} for found in labels)
     assert all(family.documentation for family in families)
 
 
@@ -96,3 +104,82 @@ def test_places_for_no_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere" / "x.prom"):
         with pytest.raises(ConfigError, match="metrics_file"):
             MetricsFile(path, {})
+
+
+def test_the_server_has_what_the_stream_counted() -> None:
+    with FakeService(PACKS) as service:
+        with PackStream(
+            service.endpoint, job="j", layout=ParallelLayout(), micro_steps=2, metrics_port=0
+        ) as stream:
+            address = stream.metrics_address
+            assert address.startswith("127.0.0.1:")
+            for _ in range(3):
+                next(stream)
+            found = samples_of(get(f"http://{address}/metrics").decode(), "client")
+            stats = stream.stats()
+            assert not missing(found, "client")
+            assert one(found, "client_batches_total") == stats.batches == 3
+            assert one(found, "client_steps_total") == stats.steps == 1
+            assert one(found, "client_waited_seconds_total") == stats.waited_s > 0
+            assert one(found, "client_wait_seconds_count") == sum(stats.waits) == 3
+            assert one(found, "client_wait_seconds_sum") == stats.waited_s
+            assert one(found, "client_wait_seconds_bucket", le="60.0") == 3
+            with pytest.raises(HTTPError, match="404"):
+                get(f"http://{address}/")
+        with pytest.raises(URLError):
+            get(f"http://{address}/metrics")
+    assert not [t for t in threading.enumerate() if t.name == "pack-metrics"]
+
+
+def test_waits_are_counted_by_their_length() -> None:
+    counts = Counts()
+    assert counts.note(0.0, ends_step=False) == 0
+    assert counts.note(0.02, ends_step=True) == pytest.approx(0.02)
+    assert counts.note(1000.0, ends_step=False) == 1000
+    assert counts.step_waited_s == pytest.approx(0.02) and counts.steps == 1
+    by_bound = dict(zip((*WAITS_S, None), counts.waits, strict=True))
+    assert (by_bound[0.001], by_bound[0.025], by_bound[None]) == (1, 1, 1)
+    assert sum(counts.waits) == counts.batches == 3
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with FakeService(PACKS) as service:
+        first = served(service, metrics_port=0)
+        port = int(first.metrics_address.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"metrics_port is {port}: .*in use"):
+            served(service, metrics_port=port)
+        with pytest.raises(ConfigError, match="metrics_port is 70000"):
+            served(service, metrics_port=70000)
+        first.close()
+        first.close()
+
+
+def test_a_stream_that_nobody_closed_takes_its_server_along() -> None:
+    with FakeService(PACKS) as service:
+        address = served(service, metrics_port=0).metrics_address
+        gc.collect()
+        with pytest.raises(URLError):
+            get(f"http://{address}/metrics")
+
+
+def test_a_request_without_an_end_holds_up_others_for_a_time_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.3)
+    with FakeService(PACKS) as service:
+        with served(service, metrics_port=0) as stream:
+            host, port = stream.metrics_address.split(":")
+            with socket.create_connection((host, int(port))) as slow:
+                slow.sendall(b"GET /metr")
+                assert get(f"http://{stream.metrics_address}/metrics")
+                assert slow.recv(100) == b""
+            with socket.create_connection((host, int(port))) as slow:
+                slow.sendall(b"GET /metr")
+                monkeypatch.setattr(metrics_server, "REQUEST_S", 60.0)
+                before = time.monotonic()
+                stream.close()
+                assert time.monotonic() - before < 5
+
+
+def served(service: FakeService, **options: Any) -> PackStream:
+    return PackStream(service.endpoint, job="j", layout=ParallelLayout(), micro_steps=1, **options)

@@ -26,6 +26,7 @@ from dataservice.errors import (
 from dataservice.rpc.channel import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, STREAM_PACK
 from dataservice.rpc.client import CoordinatorClient, DataClient
 from dataservice.rpc.sealing import CRC_BYTES, seal
+from dataservice.rpc.security import ServerSecurity
 from dataservice.rpc.server import start_server
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.messages import (
@@ -393,7 +394,9 @@ def test_health_says_what_is_served_and_turns_before_the_end(serve: Serve) -> No
 
 
 async def _start_and_stop(bind: str, *, insecure: bool = False) -> str:
-    server = await start_server(coordinator=NOBODY, bind=bind, insecure=insecure)
+    server = await start_server(
+        coordinator=NOBODY, bind=bind, security=ServerSecurity(insecure=insecure)
+    )
     await server.stop(0)
     return server.endpoint
 

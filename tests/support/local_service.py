@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dataservice.actors.coordinator import Coordinator
+from dataservice.actors.coordinator_web import start_coordinator_web
 from dataservice.actors.planner_link import PlannerProcess
 from dataservice.actors.stager import Stager
 from dataservice.actors.state_log import open_state
 from dataservice.actors.worker import Worker
 from dataservice.config import Config, config_to_json
+from dataservice.obs.web import WebServer
 from dataservice.rpc.server import RunningServer, start_server
 from dataservice.wire.messages import GetStatus
 
@@ -61,6 +63,8 @@ class _Runner:
         """Ends it without a word, as a kill would."""
         self._running.cancel()
         self._thread.run(asyncio.sleep(0.05))
+        if self.actor._metrics is not None:
+            self._thread.run(self.actor._metrics.stop())
         if isinstance(self.actor, Worker) and self.actor._local is not None:
             self._thread.run(self.actor._local.stop(0.0))  # a kill leaves no socket either
         self._thread.close()
@@ -70,9 +74,18 @@ class _Runner:
 
 class LocalService:
     def __init__(
-        self, config: Config, *, workers: int = 1, nodes: tuple[str, ...] = ("n0",)
+        self,
+        config: Config,
+        *,
+        workers: int = 1,
+        nodes: tuple[str, ...] = ("n0",),
+        web: bool = False,
     ) -> None:
+        """`web`: with the coordinator's status page, at `page_url`."""
         self.config = config
+        self.page_url = ""
+        self._with_web = web
+        self._web: WebServer | None = None
         self._nodes = nodes
         self._numbers = itertools.count()
         """Of workers: one that comes after another was cut has a name of its own."""
@@ -95,31 +108,45 @@ class LocalService:
     def start_coordinator(self) -> None:
         self._loop = LoopThread("coordinator")
 
-        async def start() -> tuple[Coordinator, RunningServer]:
+        async def start() -> tuple[Coordinator, RunningServer, WebServer | None]:
             coordinator = Coordinator(self.config, PlannerProcess(), open_state(self.config))
             bind = f"127.0.0.1:{self._port or self.config.serving.port}"
             try:
-                server = await start_server(coordinator=coordinator, bind=bind)
+                server = await start_server(
+                    coordinator=coordinator, bind=bind, security=self.config.serving.security
+                )
             except BaseException:
                 await coordinator.stop()
                 raise
+            web: WebServer | None = None
             try:
+                if self._with_web:
+                    again = None if self._web is None else self._web.port
+                    serving = self.config.serving
+                    web = await start_coordinator_web(
+                        coordinator, serving, port=server.port, again=again
+                    )
                 await coordinator.start()
             except BaseException:
+                if web is not None:
+                    await web.stop()
                 await server.stop(0)
                 await coordinator.stop()
                 raise
-            return coordinator, server
+            return coordinator, server, web
 
         try:
-            self.coordinator, self._server = self._loop.run(start())
+            self.coordinator, self._server, self._web = self._loop.run(start())
         except BaseException:
             self._loop.close()
             raise
         self._port = self._server.port
         self.endpoint = self._server.endpoint
+        self.page_url = "" if self._web is None else self._web.url
 
     def stop_coordinator(self) -> None:
+        if self._web is not None:
+            self._loop.run(self._web.stop())
         self._loop.run(self._server.stop(0))
         del self._server  # gRPC's thread ends with the last of its servers
         self._loop.run(self.coordinator.stop())
@@ -128,7 +155,13 @@ class LocalService:
     def add_worker(self, node: str = "n0") -> str:
         worker_id = f"w{next(self._numbers)}-{node}"
         self.workers[worker_id] = _Runner(
-            worker_id, lambda: Worker(coordinator=self.endpoint, worker_id=worker_id, node=node)
+            worker_id,
+            lambda: Worker(
+                coordinator=self.endpoint,
+                worker_id=worker_id,
+                node=node,
+                security=self.config.serving.security,
+            ),
         )
         return worker_id
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from dataservice.errors import DataServiceError, ServiceUnavailable
 from dataservice.rpc.aio import AsyncCoordinatorClient
+from dataservice.rpc.security import ServerSecurity
 from dataservice.rpc.server import start_server
 from dataservice.wire.messages import RegisterWorker
 from support.local_service import LoopThread
@@ -51,7 +52,7 @@ class MessageProxy:
         self._client = AsyncCoordinatorClient(target)
         insecure = not bind.startswith("127.")
         self._server = self._thread.run(
-            start_server(coordinator=self, bind=bind, insecure=insecure)  # type: ignore[arg-type]
+            start_server(coordinator=self, bind=bind, security=ServerSecurity(insecure=insecure))  # type: ignore[arg-type]
         )
         self.endpoint = self._server.endpoint
 

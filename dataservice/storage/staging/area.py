@@ -146,6 +146,11 @@ class StagingArea:
             last_error=self._troubles.last_error,
         )
 
+    @property
+    def inflight(self) -> int:
+        """Copies in progress."""
+        return len(self._begun) + len(self._active)
+
     def settled(self, attempts: int) -> bool:
         """Whether all needs are copied, have no room, or failed so many times in a row, or the
         directory did."""

@@ -1,0 +1,88 @@
+"""Options of the commands that speak to a running service: what they show to it.
+
+Invariants: an option goes before its variable of the environment; the environment before nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from dataservice.rpc.security import ClientSecurity
+
+__all__ = ["speaks_to_service"]
+
+PANEL = "Certificates and token"
+
+_OPTIONS: dict[str, Any] = {
+    "ca": Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=PANEL,
+            help="Who signed the service's certificate. Default: $DATASERVICE_TLS_CA.",
+        ),
+    ],
+    "cert": Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=PANEL,
+            help="Of this end. Default: $DATASERVICE_TLS_CERT.",
+        ),
+    ],
+    "key": Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", rich_help_panel=PANEL, help="Its key. Default: $DATASERVICE_TLS_KEY."
+        ),
+    ],
+    "token_file": Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=PANEL,
+            help="With the token. Default: $DATASERVICE_TOKEN_FILE.",
+        ),
+    ],
+    "server_name": Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=PANEL,
+            help="That the service's certificate is for, where it is not the host of ENDPOINT. "
+            "Default: $DATASERVICE_TLS_SERVER_NAME.",
+        ),
+    ],
+}
+_FIELDS = {"ca": "ca_file", "cert": "cert_file", "key": "key_file"}
+
+
+def speaks_to_service(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command whose `security` is keyword-only those options in its place."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        shown = {name: given.pop(name) for name in _OPTIONS}
+        command(**given, security=_security(shown))
+
+    signature = inspect.signature(command, eval_str=True)
+    mine = [one for name, one in signature.parameters.items() if name != "security"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in _OPTIONS.items()
+    ]
+    parameters = [*mine, *added]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _security(shown: dict[str, str | None]) -> ClientSecurity:
+    given = {_FIELDS.get(name, name): value for name, value in shown.items() if value is not None}
+    return replace(ClientSecurity.from_environment(), **given)  # type: ignore[arg-type]
