@@ -186,5 +186,6 @@ class Coordinator:
 
     async def get_status(self, request: GetStatus) -> StatusReport:
         status = status_of(self.shared) | self.scaling.status()
+        status["opening"] = self.sessions.opening()
         status["verdict"] = verdict_of(status)
         return StatusReport(status=json.dumps(status))
