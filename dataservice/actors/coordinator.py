@@ -192,6 +192,7 @@ class Coordinator:
 
     async def get_status(self, request: GetStatus) -> StatusReport:
         status = self.status()
+        status["opening"] = self.sessions.opening()
         status["verdict"] = verdict_of(status)
         return StatusReport(status=json.dumps(status))
 

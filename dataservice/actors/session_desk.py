@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from functools import partial
+from typing import Any
 
 from dataservice.actors.events import short
 from dataservice.actors.gathering import Gathering
@@ -165,6 +166,19 @@ class SessionDesk:
             missing_ranks=gathering.missing(self._patience_s),
             waiting_for=waiting_for,
         )
+
+    def opening(self) -> dict[str, Any] | None:
+        """The run whose ranks are arriving, as plain JSON types; None while there is none."""
+        gathering = self._gathering
+        if gathering is None:
+            return None
+        lacks = self._not_ready(gathering)
+        return {
+            "run_id": gathering.run_id,
+            "dp_size": gathering.grid.dp_size,
+            "missing_ranks": list(lacks.missing_ranks),
+            "waiting_for": lacks.waiting_for,
+        }
 
     def _check_layout(self, grid: Grid) -> None:
         """What must divide the DP size, and the micro-steps that the plan can be divided into."""

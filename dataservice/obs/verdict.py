@@ -35,6 +35,8 @@ def verdict_of(status: Mapping[str, Any]) -> Verdict:
     session = status.get("session")
     if status.get("state") == "opening":
         return _verdict("idle", "The service is opening its index", "Trainers wait until it has.")
+    if session is None and status.get("opening"):
+        return _of_opening(status["opening"])
     if session is None:
         return _verdict("idle", "No trainer has come yet", _ready(status))
     if session["failure"]:
@@ -48,6 +50,15 @@ def verdict_of(status: Mapping[str, Any]) -> Verdict:
         room = f"Ray has no room for {missing} of them." if missing else "None has joined yet."
         return _verdict("error", "Every rank waits: no worker is alive", room)
     return _of_waits(status, session)
+
+
+def _of_opening(opening: Mapping[str, Any]) -> Verdict:
+    missing, ranks = opening["missing_ranks"], f"of {opening['dp_size']:,} ranks"
+    if not missing:
+        return _verdict("idle", "The run is opening", str(opening["waiting_for"]))
+    first = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    text = f"The run waits for {len(missing):,} {ranks} to come"
+    return _verdict("idle", text, f"Missing: {first}.")
 
 
 def _of_waits(status: Mapping[str, Any], session: Mapping[str, Any]) -> Verdict:

@@ -143,6 +143,20 @@ def test_events_of_a_fleet_that_changes(tmp_path: Path) -> None:
     on_bench(config, tmp_path / "own", check)
 
 
+def test_a_run_whose_ranks_arrive(tmp_path: Path) -> None:
+    config = load_config(str(write_config(tmp_path, demo_settings(tmp_path))))
+
+    async def check(bench: Bench) -> None:
+        assert (await bench.status())["opening"] is None
+        await bench.worker("w0")
+        await bench.open("run", rank=1, ranks=3)
+        status = await bench.status()
+        assert status["opening"]["missing_ranks"] == [0, 2]
+        assert status["verdict"]["text"] == "The run waits for 2 of 3 ranks to come"
+
+    on_bench(config, tmp_path / "own", check)
+
+
 def test_a_stager_tells_how_long_it_has_left(tmp_path: Path) -> None:
     config = load_config(str(write_config(tmp_path, demo_settings(tmp_path))))
 

@@ -44,6 +44,13 @@ def said(of: Any) -> tuple[str, str]:
 def test_before_and_after_a_run() -> None:
     assert said({"state": "opening", "job": "j"}) == ("idle", "The service is opening its index")
     assert said(status([]) | {"session": None}) == ("idle", "No trainer has come yet")
+    opening = {"dp_size": 16, "missing_ranks": [3, 5], "waiting_for": ""}
+    come = status([]) | {"session": None, "opening": opening}
+    assert said(come) == ("idle", "The run waits for 2 of 16 ranks to come")
+    assert verdict_of(come)["why"] == "Missing: 3, 5."
+    opening |= {"missing_ranks": [], "waiting_for": "no worker is alive"}
+    assert said(come) == ("idle", "The run is opening")
+    assert verdict_of(come)["why"] == "no worker is alive"
     failed = status([0.0], session={"failure": "too many holes"})
     assert said(failed) == ("error", "The run has failed")
     assert verdict_of(failed)["why"] == "too many holes"

@@ -152,8 +152,8 @@ function showWaits(status) {
   $("waits-body").hidden = shares.length === 0;
   $("waits-empty").hidden = shares.length > 0;
   if (!shares.length) {
-    const opening = status.state === "opening";
-    return text($("waits-empty"), opening ? "The service is opening its index." : "No trainer has come yet.");
+    return text($("waits-empty"), status.state === "opening" ? "The service is opening its index."
+      : status.opening ? "The run is opening." : "No trainer has come yet.");
   }
   const fold = Math.ceil(shares.length / MOST_BARS);
   bars = [];
