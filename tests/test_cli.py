@@ -20,7 +20,6 @@ from support.command import run
 
 from dataservice import __version__
 from dataservice.actors.launch import running_service
-from dataservice.cli import main
 from dataservice.cli.app import app
 from dataservice.config import load_config
 from dataservice.errors import ConfigError
@@ -249,6 +248,8 @@ class FakeCoordinator:
             "worst_shards": {"caption/a.jsonl": 3},
             "quarantine": "/state/quarantine.jsonl",
             "target_workers": 2,
+            "winding_down": True,
+            "drained_nodes": ["d" * 56, "e" * 56],
             "scaling": {"reason": "trainers wait 12% of their time for packs"},
             "workers": [
                 {"id": "w0"} | worker | {"storage_stalls": 3, "stuck_reads": 1},
@@ -310,6 +311,8 @@ def test_status_says_who_waits_and_fits_80_columns(
         "worker w1 retires: 4 decodes hang",
         "worker w2: 2 decodes hang",
         "w1 (draining)",
+        "no more steps are handed out",
+        "dddddddd, eeeeeeee",
         "trainers wait 12% of their time for packs",
         "1,234",
         "8.1 TB",
@@ -330,6 +333,12 @@ def test_scale_says_before_and_after(endpoint: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "workers: 1, now going to 3 (as was asked)\n"
     assert run("scale", endpoint, "auto") == 0
     assert capsys.readouterr().out == "workers: 3, now going to 2 (as was asked)\n"
+    assert run("scale", endpoint, 4, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "before": 2,
+        "target": 4,
+        "reason": "as was asked",
+    }
     assert run("scale", endpoint, 5) == 2
     assert "5 workers are more than workers.max 4" in capsys.readouterr().err
     for wrong in ("0", "many", "\u0663"):
@@ -396,14 +405,6 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_anything_starts(
         pass
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_debug_shows_the_traceback(tmp_path: Path, place: int) -> None:
-    arguments = ["index", str(tmp_path / "none.yaml")]
-    arguments.insert(place, "--debug")
-    with pytest.raises(ConfigError):
-        main(arguments)
-
-
 def test_workers_outside_the_configured_range_are_refused(
     run_yaml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,7 +419,28 @@ def test_commands_and_options_are_these() -> None:
         for name, command in group.commands.items()
     }
     assert surface == {
-        "index": ["--address", "--processes", "config"],
+        "index": ["--address", "--json", "--processes", "config"],
+        "inspect": [
+            "--dp-size",
+            "--json",
+            "--micro-steps",
+            "--packs-per-cell",
+            "--steps",
+            "config",
+            "what",
+        ],
+        "preview": [
+            "--dp-size",
+            "--json",
+            "--micro-steps",
+            "--out",
+            "--packs",
+            "--packs-per-cell",
+            "--rank",
+            "--steps",
+            "config",
+        ],
+        "state": ["--json", "other", "state"],
         "lint": ["--digest", "--images", "--json", "files"],
         "plan": ["--dp-size", "--json", "--micro-steps", "--packs-per-cell", "--steps", "config"],
         "simulate": [
@@ -451,11 +473,29 @@ def test_commands_and_options_are_these() -> None:
             "config",
         ],
         "status": sorted(["--json", *SECURITY, "endpoint"]),
-        "scale": [*SECURITY, "endpoint", "workers"],
+        "scale": sorted(["--json", *SECURITY, "endpoint", "workers"]),
+        "top": sorted(["--count", "--every-s", "--json", *SECURITY, "endpoint"]),
+        "drain": sorted(
+            [
+                *SECURITY,
+                "--json",
+                "--node",
+                "--now",
+                "--timeout-s",
+                "--undo",
+                "--wait",
+                "--worker",
+                "endpoint",
+            ]
+        ),
+        "doctor": ["--cache-dir", "--json", "--state-dir", "config"],
+        "bench": ["--gpus", "--json", "--pack-s", "--seconds", "config"],
     }
     assert [option for parameter in group.params for option in parameter.opts] == [
         "--debug",
         "--version",
+        "--install-completion",
+        "--show-completion",
     ]
 
 

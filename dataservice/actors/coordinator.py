@@ -15,6 +15,7 @@ from functools import partial
 from typing import cast
 
 from dataservice.actors.counting_desk import CountingDesk
+from dataservice.actors.draining_desk import DrainingDesk
 from dataservice.actors.fleet_view import KEEP_S, FleetNews, FleetView
 from dataservice.actors.hole_desk import HoleDesk
 from dataservice.actors.ownership import RENEWALS_A_LEASE, Ownership
@@ -53,6 +54,7 @@ class Coordinator:
         self._fleet_changed = asyncio.Event()
         self.shared.on_scale = self._fleet_changed.set
         self.scaling = ScalingDesk(self.shared, self._fleet_changed.set)
+        self.draining = DrainingDesk(self.shared, self.work, self.staging, self.wind_down)
         self._tasks: list[asyncio.Future[None]] = []
 
         self.open_session = self.sessions.open_session
@@ -68,6 +70,7 @@ class Coordinator:
         self.register_stager = self.staging.register_stager
         self.pull_staging = self.staging.pull_staging
         self.scale = self.scaling.scale
+        self.drain = self.draining.drain
 
     async def start(self) -> None:
         """Opens the plan, restores what the journal holds, and watches leases."""
@@ -151,6 +154,7 @@ class Coordinator:
             self.work.ended(worker_id, how)
         self.work.drain(news.drain)
         self.scaling.keeper_says(news)
+        self.draining.keeper_says(news)
         self.shared.workers_without_room = news.without_room
         registry = self.shared.registry
         return FleetView(
@@ -158,6 +162,8 @@ class Coordinator:
             by_hand=self.scaling.by_hand,
             workers={w: seat.draining for w, seat in registry.workers.items()},
             stagers=tuple(registry.stagers),
+            drained=tuple(sorted(self.shared.drained_nodes)),
+            winding_down=self.shared.winding_down,
         )
 
     async def fleet_changed(self) -> None:
@@ -168,5 +174,5 @@ class Coordinator:
         self._fleet_changed.clear()
 
     async def get_status(self, request: GetStatus) -> StatusReport:
-        status = status_of(self.shared) | self.scaling.status()
+        status = status_of(self.shared) | self.scaling.status() | self.draining.status()
         return StatusReport(status=json.dumps(status))

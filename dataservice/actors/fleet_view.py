@@ -5,7 +5,7 @@ Invariants: plain values, which outlive the process that made them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 KEEP_S = 1.0
 """The fleet is looked at so often, and when the coordinator or the end of an actor says so."""
@@ -22,6 +22,10 @@ class FleetView:
     """Id -> whether it drains, of those that hold a lease."""
     stagers: tuple[str, ...]
     """Nodes whose stager holds a lease."""
+    drained: tuple[str, ...] = ()
+    """Nodes that nothing is to run on."""
+    winding_down: bool = False
+    """Whether the whole service drains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,3 +44,8 @@ class FleetNews:
     target: int | None = None
     """What the coordinator wanted last, for one that was started again; None before the first."""
     by_hand: bool = False
+    drained: tuple[str, ...] = ()
+    """That it knew, as are the next two."""
+    winding_down: bool = False
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Id -> host of all data nodes, the drained ones too."""

@@ -65,6 +65,7 @@ class CoordinatorActor:
             bind=f"{serving.host}:{serving.port if port is None else port}",
             security=serving.security,
         )
+        self._coordinator.draining.turn_away = self._server.turn_away
         host = advertised_host(serving.host) or self._server.host
         endpoint = f"{host}:{self._server.port}"
         if log.ownership is not None:

@@ -59,6 +59,8 @@ class _Actor:
     """With this one."""
     came: Any = None
     """Object reference of the node that it came up on, while that is not known."""
+    avoids: tuple[str, ...] = ()
+    """Nodes that Ray may not start it on."""
 
 
 Tell = Callable[[FleetNews], FleetView]
@@ -98,19 +100,21 @@ class RayFleet:
             own_cores=self._own_cores,
         )
         view = self._last = tell(self._news(nodes, ended=self._drop_ended()))
+        usable = {n: node for n, node in nodes.items() if n not in view.drained}
         self._find_placed()
         lease_s = self._config.serving.lease_s
         self._drop_silent(self._workers, set(view.workers), lease_s)
         self._drop_silent(self._stagers, set(view.stagers), STAGER_LEASES * lease_s)
+        self._leave_nodes(view)
         suspect = {n for n, a in self._stagers.items() if a.registered and n not in view.stagers}
         change = plan_fleet(
-            nodes={n: self._room(nodes[n]) for n in sorted(nodes) if n not in suspect},
+            nodes={n: self._room(usable[n]) for n in sorted(usable) if n not in suspect},
             stagers=list(self._stagers),
             workers={
                 w: actor.node for w, actor in self._workers.items() if not view.workers.get(w)
             },
             target=view.target_workers,
-            wait_for_nodes=not nodes and self._config.workers.autoscale == "nodes",
+            wait_for_nodes=not usable and self._config.workers.autoscale == "nodes",
             starting=any(
                 w not in view.workers and actor.node != NOWHERE
                 for w, actor in self._workers.items()
@@ -135,17 +139,34 @@ class RayFleet:
         drain: tuple[str, ...] = (),
     ) -> FleetNews:
         last = self._last
+        drained = () if last is None else last.drained
         return FleetNews(
             ended=ended or {},
             drain=drain,
-            room=workers_of_nodes(nodes.values()),
+            room=workers_of_nodes(node for n, node in nodes.items() if n not in drained),
             without_room=sum(
                 actor.came is not None and time.monotonic() - actor.seen > ROOM_S
                 for actor in self._workers.values()
             ),
             target=None if last is None else last.target_workers,
             by_hand=last is not None and last.by_hand,
+            drained=drained,
+            winding_down=last is not None and last.winding_down,
+            nodes={n: node.host for n, node in nodes.items()},
         )
+
+    def _leave_nodes(self, view: FleetView) -> None:
+        """Ends what has nothing to serve on drained nodes: workers that are only coming up, and
+        the stager once the workers have left, which read its copies; and workers that wait for a
+        node with other ones in mind."""
+        for worker_id, actor in list(self._workers.items()):
+            waits_for_others = actor.came is not None and actor.avoids != view.drained
+            if not actor.came_up and (actor.node in view.drained or waits_for_others):
+                ray.kill(self._workers.pop(worker_id).handle)
+        busy = {actor.node for actor in self._workers.values()}
+        for node, actor in self._stagers.items():
+            if node in view.drained and node not in busy:
+                actor.handle.stop.remote()
 
     def _room(self, node: DataNode) -> int:
         """No more than there are where others have taken the CPUs."""
@@ -251,7 +272,12 @@ class RayFleet:
         came = handle.node.remote() if node is None else None
         where = NOWHERE if node is None else node.node_id
         self._workers[worker_id] = _Actor(
-            where, handle, handle.run.remote(), time.monotonic(), came=came
+            where,
+            handle,
+            handle.run.remote(),
+            time.monotonic(),
+            came=came,
+            avoids=() if self._last is None else self._last.drained,
         )
 
     def _start_stager(self, node: DataNode) -> None:
@@ -273,7 +299,10 @@ class RayFleet:
             "resources": {self._config.workers.resource: SHARE},
             **more,
         }
+        drained = () if self._last is None else self._last.drained
         if node is not None:
             here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
             options["scheduling_strategy"] = here
+        elif drained:
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(drained)})"}
         return ray.remote(**options)(actor)

@@ -16,43 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataservice.actors.build_queue import Job
 from dataservice.actors.holes import Hole
-from dataservice.actors.pack_specs import spec_of
-from dataservice.actors.plan_messages import PlannedStep, StepRequest
-from dataservice.actors.planner import Planner, cursor_of, cursor_state
+from dataservice.actors.offline import OfflineSteps, PlacedPack
+from dataservice.actors.planner import cursor_of
 from dataservice.actors.policies import decoder_and_policy, policy_of
 from dataservice.actors.quarantine import PLAN_DIGITS, QUARANTINE
 from dataservice.actors.resuming import check_state
 from dataservice.actors.state_log import JOURNAL, Homes, Recorded, SavedSession
 from dataservice.actors.steps import ActiveStep
-from dataservice.actors.worker_tools import WorkerTools
 from dataservice.config import Config
 from dataservice.core.cursor import Cursor
-from dataservice.core.packspec import PackSpec
-from dataservice.core.plan.run_plan import RunPlan
 from dataservice.core.settings import Grid
-from dataservice.errors import ConfigError, ResumeRefused, ServiceUnavailable
+from dataservice.errors import ConfigError, ResumeRefused
 from dataservice.pipeline.images import decoder_fingerprint
-from dataservice.pipeline.materialize import BuiltPack
 from dataservice.storage.journal import JournalDamaged, read_journal
-from dataservice.storage.lazy import BlocksMissing
 from dataservice.wire.messages import CursorState, ResumeState
-
-STEPS_AT_ONCE = 100
-"""That are planned between two words of progress."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayedPack:
-    micro_step: int
-    dp_rank: int
-    place: int
-    """In its micro-batch."""
-    number: int
-    """Global pack number, -1 for a padding pack."""
-    spec: PackSpec
-    built: BuiltPack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,35 +120,31 @@ class Replay:
             packs_per_cell=state.packs_per_cell,
         )
         self._say = say
-        self._planner = Planner(self.config)
-        self._tools: WorkerTools | None = None
-        self._run = RunPlan(plan=self._planner.plan, grid=self.grid, exclude=config.exclude)
+        self._steps = OfflineSteps(self.config, self.grid, say=say)
         try:
             self._check()
-            self.history = history_of(config, self._planner.plan.digest, holes)
+            self.history = history_of(config, self.plan_digest, holes)
         except BaseException:
             self.close()
             raise
 
     @property
     def plan_digest(self) -> str:
-        return self._planner.plan.digest
+        return self._steps.plan_digest
 
     @property
     def renderer(self) -> Any:
-        return self._planner.renderer
+        return self._steps.renderer
 
     def close(self) -> None:
-        if self._tools is not None:
-            self._tools.close()
-        self._planner.close()
+        self._steps.close()
 
     def _check(self) -> None:
         check_state(
             self.state,
             grid=self.grid,
             job=self.config.job,
-            plan=self._planner.info(),
+            plan=self._steps.planner.info(),
             built_by=self.state.decoder,
             exclude=self.config.exclude,
         )
@@ -184,64 +158,43 @@ class Replay:
     def step(self, number: int) -> ActiveStep:
         """ConfigError for a step behind the end, ResumeRefused for one before the state that the
         state's sizes do not lead from."""
-        cursor = self._counted(lambda: self._cursor_at(number))
-        homes = self._homes(number)
-        request = StepRequest(
-            cursor=cursor_state(self._planner.plan, cursor, homes[1], homes[0]),
-            dp_size=self.grid.dp_size,
-            micro_steps=self.grid.micro_steps,
-            packs_per_cell=self.grid.packs_per_cell,
-        )
-        planned: PlannedStep = self._counted(lambda: self._planner.step(request))
-        if planned.end or cursor.step != number:
+        cursor = self._cursor_at(number)
+        active = None
+        if cursor.step == number:
+            active = self._steps.step(cursor, self._homes(number))
+        if active is None:
             raise ConfigError(f"--step {number}: the data ends before it")
-        patch_bytes = self.config.plan.vision.patch_bytes
-        return ActiveStep(request.cursor, planned, self.grid, patch_bytes=patch_bytes)
+        return active
 
-    def packs(self, active: ActiveStep, rank: int | None) -> Iterator[ReplayedPack]:
+    def packs(self, active: ActiveStep, rank: int | None) -> Iterator[PlacedPack]:
         """Of one rank or all, in the order of micro-steps."""
         if rank is not None and not 0 <= rank < self.grid.dp_size:
             raise ConfigError(
                 f"--rank {rank}: the state's run has ranks 0 to {self.grid.dp_size - 1}"
             )
         ranks = range(self.grid.dp_size) if rank is None else (rank,)
-        for micro_step in range(self.grid.micro_steps):
-            for dp_rank in ranks:
-                for place, i in enumerate(active.packs_of_cell(micro_step, dp_rank)):
-                    spec = spec_of(active.planned.specs[i])
-                    yield ReplayedPack(
-                        micro_step=micro_step,
-                        dp_rank=dp_rank,
-                        place=place,
-                        number=active.number(i),
-                        spec=spec,
-                        built=self._build(active, i, spec),
-                    )
+        for pack in self._steps.packs(active, ranks, self._holes_of):
+            for key, reason in pack.built.new_holes.items():
+                self._say(
+                    f"warning: pack {pack.spec.pack_id}: a hole that was not recorded: {key}: "
+                    f"{reason}"
+                )
+            yield pack
 
     # ---- where the step is -----------------------------------------------------------------------
 
     def _cursor_at(self, number: int) -> Cursor:
         saved = cursor_of(self.state.cursor)
         if number >= saved.step:
-            return self._skipped_to(saved, number)
-        cursor = self._skipped_to(self._planner.plan.start(), number)
-        if self._skipped_to(cursor, saved.step) != saved:
+            return self._steps.skipped_to(saved, number)
+        cursor = self._steps.skipped_to(self._steps.planner.plan.start(), number)
+        if self._steps.skipped_to(cursor, saved.step) != saved:
             raise ResumeRefused(
                 f"step {number} lies before the state, and from the beginning of the data its "
                 f"sizes (dp_size {self.grid.dp_size}, micro_steps {self.grid.micro_steps}, "
                 f"packs_per_cell {self.grid.packs_per_cell}) do not lead to it: the run had others "
                 f"for a time; give a state that was saved at step {number} or shortly before"
             )
-        return cursor
-
-    def _skipped_to(self, cursor: Cursor, step: int) -> Cursor:
-        while cursor.step < step:
-            if step - cursor.step > STEPS_AT_ONCE:
-                self._say(f"planning from step {cursor.step:,} to {step:,}")
-            further = self._run.skip(cursor, min(STEPS_AT_ONCE, step - cursor.step))
-            if further.step == cursor.step:
-                break
-            cursor = further
         return cursor
 
     def _homes(self, number: int) -> Homes:
@@ -259,40 +212,6 @@ class Replay:
             )
         return saved.ranks_per_node, saved.lane_homes
 
-    def _counted(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` gives, with the blocks of a lazy index that it needs counted here."""
-        while True:
-            try:
-                return ask()
-            except BlocksMissing as missing:
-                assert self._planner.lazy is not None
-                failed = self._planner.lazy.count(missing.keys).failed
-                if failed:
-                    raise ServiceUnavailable(failed[0].reason) from None
-
-    # ---- its packs -------------------------------------------------------------------------------
-
-    def _build(self, active: ActiveStep, i: int, spec: PackSpec) -> BuiltPack:
-        if self._tools is None:
-            self._tools = WorkerTools(
-                self.config, on_change=lambda: None, ask=_nobody, seat=lambda: ("replay", 0)
-            )
-        job = Job(
-            session=0,
-            pack_id=spec.pack_id,
-            need=(active.step, int(active.micro_step[i]), int(active.dp_rank[i])),
-            spec=spec,
-            holes=self._holes_of(active, i),
-            storage_holes=False,
-            size_bytes=active.size_bytes(i),
-        )
-        built = self._tools.build(job, job.holes)
-        for key, reason in built.new_holes.items():
-            self._say(
-                f"warning: pack {spec.pack_id}: a hole that was not recorded: {key}: {reason}"
-            )
-        return built
-
     def _holes_of(self, active: ActiveStep, i: int) -> dict[str, str]:
         """Those met in a later pack did not count for this one yet: it is tried again."""
         samples, number = frozenset(active.sample_keys(i)), active.number(i)
@@ -304,7 +223,3 @@ class Replay:
                 if hole.sample in samples and hole.pack_number <= number
             }
         return found | active.excluded(i)
-
-
-def _nobody(_request: object) -> Any:
-    raise ServiceUnavailable("a replay has no coordinator")

@@ -56,7 +56,7 @@ def check_state(
         refuse("version", state.version, STATE_VERSION, "resume with the version that saved it")
     if state.job != job:
         refuse("job", state.job, job, "connect to the service of that job")
-    _check_values(state)
+    check_values(state)
     cursor = state.cursor
     same_phase = plan.phase_digests[cursor.phase : cursor.phase + 1] == (cursor.phase_digest,)
     if state.plan_digest != plan.digest and not same_phase:
@@ -115,7 +115,7 @@ def _damaged(what: str, saved: object, expected: str) -> ResumeRefused:
     )
 
 
-def _check_values(state: ResumeState) -> None:
+def check_values(state: ResumeState) -> None:
     """What no service can have saved, whatever its plan."""
     cursor = state.cursor
     sizes = {

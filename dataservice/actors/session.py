@@ -60,6 +60,8 @@ class RankProgress:
         self.peers = [PeerProgress(done=done, heard=heard) for _ in range(peers)]
         self.done = done
         """Of the slowest peer; kept, since every call of every peer asks it of all ranks."""
+        self.given = done[0]
+        """It knows where all packs of the steps before this one are, as far as is known."""
 
     def note(self, peer: int, done: tuple[int, int], waited_s: float, *, closing: bool) -> None:
         reader = self.peers[peer]

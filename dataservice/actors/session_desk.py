@@ -260,6 +260,8 @@ class SessionDesk:
                 f"{session.done_step}; to repeat it, start a new run from a checkpoint before it"
             )
         self._note_progress(session, request)
+        rank = session.ranks[request.dp_rank]
+        rank.given = max(rank.given, request.first_step)
         self._work.complain(request.failed)
         until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
         while True:
@@ -267,6 +269,7 @@ class SessionDesk:
             found = self._cells(session, request)
             ended = 0 <= session.end_step <= request.first_step
             if found or ended:
+                rank.given = max(rank.given, request.first_step + len(found))
                 return Steps(steps=tuple(found), end_step=session.end_step)
             if not await self._shared.changes.wait(until, STEPS):
                 why = self._blocked_by(session, request.first_step)

@@ -61,6 +61,8 @@ class Shared:
         """Fingerprint that all workers share; "" until the first one has joined."""
         self.lane_nodes: tuple[str, ...] = ()
         """Data node of each lane; empty while there is none."""
+        self.drained_nodes: set[str] = set()
+        """They stage no lane, and workers that come up there leave again."""
         self.planning_waits = ""
         """What the step that is being planned waits for, in words; "" while it does not."""
         self.workers_without_room = 0

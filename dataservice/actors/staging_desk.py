@@ -52,6 +52,9 @@ class StagingDesk:
         registry, now = self._shared.registry, time.monotonic()
         for node in registry.expired_stagers():
             del registry.stagers[node]
+            if node in self._shared.drained_nodes:
+                _LOG.info("stager of %s has left", node)
+                continue
             self._shared.counters["stagers_lost"] += 1
             _LOG.warning("stager of %s is gone; its lanes move", node)
             self.map_lanes()
@@ -80,10 +83,14 @@ class StagingDesk:
     def map_lanes(self) -> None:
         """By the names of hosts where these differ, which a cluster that is started anew has again:
         its caches hold the lanes that they held before."""
-        stagers = self._shared.registry.stagers
+        stagers, drained = self._shared.registry.stagers, self._shared.drained_nodes
         hosts = [seat.hello.host for seat in stagers.values()]
         by_host = len(set(hosts)) == len(hosts)
-        nodes = {seat.hello.host if by_host else node: node for node, seat in stagers.items()}
+        nodes = {
+            seat.hello.host if by_host else node: node
+            for node, seat in stagers.items()
+            if node not in drained
+        }
         before = self._shared.lane_nodes
         self._holders = self._placed(nodes)
         self._shared.lane_nodes = tuple(nodes.get(name, "") for name in self._holders)
@@ -99,8 +106,11 @@ class StagingDesk:
         held lanes keep them until their stagers had time to come."""
         if not nodes:
             return ()
+        registry = self._shared.registry
         held = self._shared.log.lane_holders
         waited_for = {*held} if self._expected_until < math.inf else set()
+        for node in self._shared.drained_nodes & registry.stagers.keys():
+            waited_for -= {node, registry.stagers[node].hello.host}
         names = sorted({*nodes} | waited_for)
         return tuple(names[i] for i in lane_nodes(self._shared.plan.num_lanes, names, held))
 

@@ -93,6 +93,10 @@ class WorkDesk:
                 self._sharing.leaves(worker_id)
         self._shared.changes.notify()
 
+    def drain_now(self, worker_id: str) -> None:
+        """What it has built and nobody has fetched, others build anew."""
+        self._retire(self._shared.registry.workers[worker_id], "it is to leave now")
+
     def complain(self, endpoints: tuple[str, ...]) -> None:
         """A worker that lives for us but not for its clients is as good as lost."""
         for endpoint in endpoints:
@@ -109,6 +113,7 @@ class WorkDesk:
         if request.worker_id in self._shared.registry.workers:
             self._lose_worker(request.worker_id, "it registered anew")
         seat = self._shared.registry.seat_worker(request)
+        seat.draining = request.node in self._shared.drained_nodes
         _LOG.info("worker %s joined on %s at %s", request.worker_id, request.node, request.endpoint)
         if self._shared.session is not None:
             self.dealer.deal_orphans(self._shared.session)
@@ -154,7 +159,7 @@ class WorkDesk:
             seat = self._shared.registry.workers.pop(worker_id)
             self._complaints.pop(worker_id, None)
             self._sharing.forget(worker_id)
-            left = self._outstanding(seat)
+            left = self.outstanding(seat)
             moved += len(left)
             if seat.draining and not left:
                 _LOG.info("worker %s has left", worker_id)
@@ -174,7 +179,7 @@ class WorkDesk:
     def _retire(self, seat: WorkerSeat, why: str) -> None:
         """It can end, having reported its holes; what nobody has fetched from it is built anew."""
         seat.draining = True
-        left = self._outstanding(seat)
+        left = self.outstanding(seat)
         self._shared.counters["workers_retired"] += 1
         worker_id = seat.hello.worker_id
         _LOG.info("worker %s retires (%s); %d packs go to others", worker_id, why, len(left))
@@ -212,7 +217,7 @@ class WorkDesk:
         self._shared.changes.notify()
         self._shared.on_scale()
 
-    def _outstanding(self, seat: WorkerSeat) -> list[Entry]:
+    def outstanding(self, seat: WorkerSeat) -> list[Entry]:
         """What the worker was given and nobody has been given by it, as far as is known."""
         session = self._shared.session
         if session is None:
@@ -249,7 +254,7 @@ class WorkDesk:
             held_step = session.held_step if session is not None else 0
             work = self._work_for(seat, request.after_sequence, session)
             count = self._counting.give(seat)
-            drained = seat.draining and not self._outstanding(seat)
+            drained = seat.draining and not self.outstanding(seat)
             changed = generation != request.session or self._sharing.is_asked(request.worker_id)
             if work or count or drained or changed:
                 break

@@ -13,3 +13,10 @@ ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file
 Steps = Annotated[str, typer.Option(metavar="A:B", help="Steps A to B - 1.")]
 PacksPerCell = Annotated[int, typer.Option(min=1, help="Packs of a micro-batch.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+DpSize = Annotated[
+    int | None, typer.Option(min=1, help="Data-parallel ranks. Default: plan.reference_ranks.")
+]
+MicroSteps = Annotated[
+    int | None,
+    typer.Option(min=1, help="Micro-steps of a step. Default: plan.reference_micro_steps."),
+]

@@ -10,7 +10,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from dataservice.cli.arguments import AsJson, ConfigPath, PacksPerCell, Steps
+from dataservice.cli.arguments import AsJson, ConfigPath, DpSize, MicroSteps, PacksPerCell, Steps
 
 
 def index(
@@ -26,6 +26,7 @@ def index(
             "must be shared by its nodes."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Index what is new or changed: offsets, token counts, picture sizes. Decodes nothing.
 
@@ -34,7 +35,7 @@ def index(
     from dataservice.cli.index_view import index_with_progress
     from dataservice.config import load_config
 
-    index_with_progress(load_config(config), processes=processes, address=address)
+    index_with_progress(load_config(config), processes=processes, address=address, as_json=as_json)
 
 
 def lint(
@@ -72,14 +73,8 @@ def lint(
 def stage(
     config: ConfigPath,
     steps: Steps,
-    dp_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Data-parallel ranks. Default: plan.reference_ranks."),
-    ] = None,
-    micro_steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Micro-steps of a step. Default: plan.reference_micro_steps."),
-    ] = None,
+    dp_size: DpSize = None,
+    micro_steps: MicroSteps = None,
     packs_per_cell: PacksPerCell = 1,
     nodes: Annotated[
         str | None,

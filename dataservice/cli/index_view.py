@@ -6,16 +6,19 @@ read back as a stream, so a million of them cost no memory.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+import orjson
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dataservice.cli.progress import progress
 from dataservice.config import Config
 from dataservice.errors import ConfigError
 from dataservice.indexing import update_index
@@ -29,29 +32,14 @@ PLACES_SHOWN = 3
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[IndexProgress], None]]:
-    columns = (
-        TextColumn("index"),
-        BarColumn(),
-        DownloadColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[shard]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("index", rate="", shard="")
+    with progress("index", "bytes") as bar:
+        begun = time.monotonic()
 
         def show(state: IndexProgress) -> None:
-            elapsed = bar.tasks[task].elapsed or 0.0
-            rate = f"{state.num_samples / elapsed:,.0f} samples/s" if elapsed else ""
-            if state.num_rejected:
-                rate += f", {state.num_rejected:,} rejected"
-            bar.update(
-                task,
-                total=state.total_bytes,
-                completed=state.done_bytes,
-                rate=rate,
-                shard=state.shard,
-            )
+            rate = state.num_samples / max(time.monotonic() - begun, 1e-3)
+            bad = f", {state.num_rejected:,} rejected" if state.num_rejected else ""
+            said = f"{rate:,.0f} samples/s{bad} {state.shard}"
+            bar(state.done_bytes, state.total_bytes, said)
 
         yield show
 
@@ -98,22 +86,53 @@ def _check_usable(report: IndexReport) -> None:
         )
 
 
-def index_with_progress(config: Config, *, processes: int | None, address: str | None) -> None:
+def index_with_progress(
+    config: Config, *, processes: int | None, address: str | None, as_json: bool = False
+) -> None:
     """`dataservice index`: by processes of this machine, or by the Ray cluster at `address`."""
     if config.index == "lazy":
         from dataservice.cli.lazy_view import show_scan
 
-        show_scan(config)
+        show_scan(config, as_json=as_json)
         return
     if address is None:
-        show_report(update_with_progress(config, InProcesses(processes) if processes else None))
-        return
-    if processes:
+        report = update_with_progress(config, InProcesses(processes) if processes else None)
+    elif processes:
         raise ConfigError("--processes and --address exclude each other; give one of them")
-    from dataservice.actors.ray_index import ray_executor
+    else:
+        from dataservice.actors.ray_index import ray_executor
 
-    with ray_executor(address, resource=config.workers.resource) as executor:
-        show_report(update_with_progress(config, executor))
+        with ray_executor(address, resource=config.workers.resource) as executor:
+            report = update_with_progress(config, executor)
+    if as_json:
+        typer.echo(orjson.dumps(report_object(report)))
+    else:
+        show_report(report)
+
+
+def report_object(report: IndexReport) -> dict[str, Any]:
+    """For --json; `rejected_by_reason` has every kind of reason, its first places with it."""
+    kinds = kinds_of(report.rejected_path) if report.num_rejected else []
+    return {
+        "index": "full",
+        "digest": report.digest,
+        "num_samples": report.num_samples - report.num_rejected,
+        "num_rejected": report.num_rejected,
+        "rejected_path": report.rejected_path if report.num_rejected else None,
+        "rejected_by_reason": kinds_object(kinds),
+        "unread": list(report.unread),
+        "sources": [
+            {
+                **dataclasses.asdict(source),
+                "num_samples": source.num_samples - source.num_rejected,
+            }
+            for source in report.sources
+        ],
+    }
+
+
+def kinds_object(kinds: Sequence[_Kind]) -> list[dict[str, Any]]:
+    return [{"count": kind.count, "reason": kind.reason, "places": kind.places} for kind in kinds]
 
 
 def show_report(report: IndexReport) -> None:
@@ -132,7 +151,7 @@ def show_report(report: IndexReport) -> None:
 
 def show_kinds(rejected_path: str) -> None:
     """The reasons why records cannot be used, each with how many and where."""
-    for kind in _kinds(rejected_path):
+    for kind in kinds_of(rejected_path):
         typer.echo(f"  {kind.count:,} x {kind.reason}")
         for place in kind.places:
             typer.echo(f"      {place}")
@@ -152,7 +171,7 @@ class _Kind:
     places: list[str] = field(default_factory=list)
 
 
-def _kinds(rejected_path: str) -> list[_Kind]:
+def kinds_of(rejected_path: str) -> list[_Kind]:
     kinds: dict[str, _Kind] = {}
     with open(rejected_path, encoding="utf-8") as file:
         for line in file:

@@ -6,13 +6,15 @@ Invariants: as in index_view.
 from __future__ import annotations
 
 import atexit
+from typing import Any
 
+import orjson
 import typer
 
-from dataservice.cli.index_view import progress_bar, show_kinds
+from dataservice.cli.index_view import kinds_object, kinds_of, progress_bar, show_kinds
 from dataservice.config import Config
 from dataservice.config.folders import check_writable
-from dataservice.indexing import open_lazy_index, scan_lazy_index, write_lazy_rejected
+from dataservice.indexing import LazyRejected, open_lazy_index, scan_lazy_index, write_lazy_rejected
 from dataservice.storage.index_report import IndexProgress
 from dataservice.storage.lazy import LazyIndex, ScanProgress, ScanReport
 
@@ -58,9 +60,12 @@ def open_lazy(config: Config) -> LazyIndex:
     return index
 
 
-def show_scan(config: Config) -> None:
+def show_scan(config: Config, *, as_json: bool = False) -> None:
     """`dataservice index` of a lazy index: the summary, to stdout."""
     report = scan_with_progress(config)
+    if as_json:
+        typer.echo(orjson.dumps(scan_object(report, write_lazy_rejected(config))))
+        return
     for source in report.manifest.sources:
         records = sum(shard.num_rows for shard in source.shards)
         typer.echo(f"{source.name}: {records:,} records in {len(source.shards):,} files")
@@ -77,3 +82,28 @@ def show_scan(config: Config) -> None:
     if found.num_rejected:
         typer.echo(f"{found.num_rejected:,} records of them cannot be used ({found.path}):")
         show_kinds(found.path)
+
+
+def scan_object(report: ScanReport, found: LazyRejected) -> dict[str, Any]:
+    """For --json. `num_rejected` is of the blocks counted so far."""
+    kinds = kinds_of(found.path) if found.num_rejected else []
+    return {
+        "index": "lazy",
+        "digest": report.manifest.digest,
+        "num_records": report.num_records,
+        "num_rejected": found.num_rejected,
+        "rejected_path": found.path if found.num_rejected else None,
+        "rejected_by_reason": kinds_object(kinds),
+        "files_read": report.files_read,
+        "files_reused": report.files_reused,
+        "counted_blocks": found.counted_blocks,
+        "all_blocks": found.all_blocks,
+        "sources": [
+            {
+                "name": source.name,
+                "num_records": sum(shard.num_rows for shard in source.shards),
+                "files": len(source.shards),
+            }
+            for source in report.manifest.sources
+        ],
+    }

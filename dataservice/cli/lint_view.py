@@ -7,40 +7,61 @@ of reasons as it shows, however much is wrong.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import orjson
 import typer
-from rich.console import Console
 
 from dataservice.errors import ConfigError
 from dataservice.linting.findings import Finding
+from dataservice.linting.reach import Reach
 from dataservice.linting.run import Options, lint_config, lint_files, lint_mixture
 
 PLACES_SHOWN = 5
 """Of each kind of reason."""
 KINDS_SHOWN = 200
 _EVERY = 64
-"""Findings between two updates of the status line."""
+"""Findings between two updates of the bar."""
 _NAMES = {"image": "images", "zip": "zip members", "tar": "tar members", "jsonl": "records"}
 
 
 def findings_of(files: Sequence[str], roots: Sequence[str], *, digest: bool) -> Iterator[Finding]:
-    """Of one config, of one mixture, or of files. Raises ConfigError, StorageError."""
+    """Of one config, of one mixture, or of files; with a bar on a terminal. Raises ConfigError,
+    StorageError."""
+    reach = Reach()
+    if not sys.stderr.isatty():
+        yield from _findings(files, roots, digest=digest, reach=None)
+        return
+    from dataservice.cli.progress import progress
+
+    with progress("lint", "bytes") as show:
+        num_rejected = 0
+        for number, finding in enumerate(_findings(files, roots, digest=digest, reach=reach)):
+            yield finding
+            num_rejected += finding.reason is not None
+            if number % _EVERY == 0:
+                said = f"{number + 1:,} looked at, {num_rejected:,} rejected"
+                show(reach.done_bytes, reach.total_bytes, said)
+
+
+def _findings(
+    files: Sequence[str], roots: Sequence[str], *, digest: bool, reach: Reach | None
+) -> Iterator[Finding]:
     mixtures = [file for file in files if _is_mixture(file)]
     if mixtures and len(files) == 1:
-        return lint_mixture(mixtures[0], roots, digest=digest)
+        return lint_mixture(mixtures[0], roots, digest=digest, reach=reach)
     if mixtures:
         raise ConfigError(f"{mixtures[0]}: a mixture names its files; lint it alone")
     configs = [file for file in files if file.lower().endswith((".yaml", ".yml"))]
     if not configs:
-        return lint_files(files, roots, Options(digest=digest))
+        return lint_files(files, roots, Options(digest=digest), reach)
     if len(files) > 1 or roots:
         raise ConfigError(f"{configs[0]}: a config names its files and image roots; lint it alone")
     from dataservice.config import load_config
 
-    return lint_config(load_config(configs[0]), digest=digest)
+    return lint_config(load_config(configs[0]), digest=digest, reach=reach)
 
 
 def _is_mixture(file: str) -> bool:
@@ -95,14 +116,10 @@ class _Summary:
 
 
 def print_summary(findings: Iterable[Finding]) -> bool:
-    """Whether all is well; progress goes to stderr."""
+    """Whether all is well."""
     summary = _Summary()
-    with Console(stderr=True).status("lint") as status:
-        for number, finding in enumerate(findings):
-            summary.add(finding)
-            if number % _EVERY == 0:
-                total = sum(summary.checked.values())
-                status.update(f"lint: {total:,} looked at, {summary.rejected:,} rejected")
+    for finding in findings:
+        summary.add(finding)
     counts = ", ".join(f"{count:,} {name}" for name, count in summary.checked.items())
     typer.echo(f"{counts or 'nothing to look at'}: {summary.rejected:,} rejected")
     for kind in sorted(summary.kinds.values(), key=lambda kind: -kind.count):

@@ -103,6 +103,7 @@ def simulate(
 
     Reads an index or makes up samples; decodes nothing. Prints a table and writes a report.
     """
+    from dataservice.cli.progress import progress
     from dataservice.cli.simulate_report import page
     from dataservice.cli.simulate_run import (
         DEFAULT_NODE_GBITS,
@@ -112,7 +113,7 @@ def simulate(
         workload_of,
     )
     from dataservice.cli.simulate_view import as_json as simulation_object
-    from dataservice.cli.simulate_view import print_report, spoken, write_page
+    from dataservice.cli.simulate_view import print_report, write_page
     from dataservice.config.cost_file import load_cost_file
     from dataservice.core.settings import Grid
 
@@ -127,8 +128,8 @@ def simulate(
         sweep=parse_sweep(sweep or ()),
     )
     workload = workload_of(config, synthetic, options)
-    with spoken() as progress:
-        report = run(workload, options, progress)
+    with progress("simulate", "packings") as show:
+        report = run(workload, options, show)
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     path = write_page(html, page(report)) if html or not as_json else None

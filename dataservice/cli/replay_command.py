@@ -6,6 +6,7 @@ Invariants: as in app.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated
 
 import orjson
@@ -45,20 +46,26 @@ def replay(
 
     With --json one object a line, one line a pack.
     """
-    from dataservice.cli.replay_run import replayed, step_table
+    from dataservice.cli.progress import progress
+    from dataservice.cli.replay_run import packs_table, replayed
     from dataservice.config import load_config
 
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
-
     rows = []
-    for row in replayed(
-        load_config(config), state=state, step=step, rank=rank, holes=holes, out=out, say=say
-    ):
-        if as_json:
-            typer.echo(orjson.dumps(row))
-        else:
-            rows.append(row)
+    with progress("replay", "packs") as show:
+        for row in replayed(
+            load_config(config),
+            state=state,
+            step=step,
+            rank=rank,
+            holes=holes,
+            out=out,
+            say=partial(typer.echo, err=True),
+            show=show,
+        ):
+            if as_json:
+                typer.echo(orjson.dumps(row))
+            else:
+                rows.append(row)
     if not as_json:
         console = Console(width=None if sys.stdout.isatty() else WIDEST_TABLE)
-        console.print(step_table(step, rows))
+        console.print(packs_table(f"step {step}: {len(rows)} packs, built again", rows))

@@ -82,6 +82,7 @@ def scale(
     workers: Annotated[
         str, typer.Argument(metavar="N|auto", help="Workers to have; auto: as trainers need.")
     ],
+    as_json: AsJson = False,
     *,
     security: ClientSecurity,
 ) -> None:
@@ -94,6 +95,9 @@ def scale(
     number = 0 if workers == "auto" else int(workers)
     with CoordinatorClient(endpoint, security) as client:
         scaled: Scaled = client.call(ScaleWorkers(workers=number), CALL_TIMEOUT_S)
+    if as_json:
+        typer.echo(orjson.dumps(dataclasses.asdict(scaled)))
+        return
     reason = f" ({scaled.reason})" if scaled.reason else ""
     typer.echo(f"workers: {scaled.before}, now going to {scaled.target}{reason}")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dataservice.cli.index_view import open_index
+from dataservice.cli.progress import NO_PROGRESS, Show
 from dataservice.config import load_config
 from dataservice.core.fitted import FittedCost
 from dataservice.core.limits import LARGEST
@@ -185,16 +186,17 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def run(
-    workload: Workload, options: Options, progress: Callable[[str], None] = lambda _: None
-) -> Report:
-    """ConfigError for settings that cannot be simulated; `progress` hears what is being done."""
+def run(workload: Workload, options: Options, show: Show = NO_PROGRESS) -> Report:
+    """ConfigError for settings that cannot be simulated; `show` hears what is being done, and how
+    many of the packings are done."""
     settings = _settings(workload, options)
-    runner = _Runner(workload, options, settings, progress)
-    full = runner.simulation(settings, options.grid.dp_size, tuple(PACKERS), curve=True)
     compared = tuple(dict.fromkeys(packer for packer, _ in STRATEGIES.values()))
+    combinations = list(_combinations(options.sweep))
+    num_packings = len(PACKERS) + len(combinations) * len(compared)
+    runner = _Runner(workload, options, settings, show, num_packings)
+    full = runner.simulation(settings, options.grid.dp_size, tuple(PACKERS), curve=True)
     rows = []
-    for values in _combinations(options.sweep):
+    for values in combinations:
         dp_size = values.get("dp_size", options.grid.dp_size)
         swept = runner.simulation(_with(settings, values), dp_size, compared, curve=False)
         rows.append(SweepRow(values=values, simulation=swept))
@@ -289,13 +291,15 @@ class _Runner:
         workload: Workload,
         options: Options,
         base: PlanSettings,
-        progress: Callable[[str], None],
+        show: Show,
+        num_packings: int,
     ) -> None:
         self.warnings: list[str] = []
         self._workload = workload
         self._options = options
         self._base = base
-        self._progress = progress
+        self._show = show
+        self._num_done, self._num_packings = 0, num_packings
         sizes = (options.grid.dp_size, *options.sweep.get("dp_size", ()))
         self._unit = dataclasses.replace(options.grid, dp_size=math.gcd(*sizes))
         self._num_units = options.steps * max(sizes) // self._unit.dp_size
@@ -308,12 +312,12 @@ class _Runner:
         lbf = self._pool(settings, "lbf")
         self._whole_steps(settings, [lbf], scenario)
         time = self._time(settings)
-        pools = {
-            name: self._pool(
-                self._for_times(settings, time, lbf) if name == "balanced" else settings, name
-            )
-            for name in packers
-        }
+        pools = {}
+        for name in packers:
+            for_it = self._for_times(settings, time, lbf) if name == "balanced" else settings
+            pools[name] = self._pool(for_it, name)
+            self._num_done += 1
+            self._show(self._num_done, self._num_packings, "comparing")
         num_steps = self._whole_steps(settings, list(pools.values()), scenario)
         if num_steps < self._options.steps:
             self.warnings.append(
@@ -324,7 +328,8 @@ class _Runner:
 
     def _pool(self, settings: PlanSettings, packer: str) -> PackPool:
         if (settings, packer) not in self._made:
-            self._progress(f"packing {settings.pack_length:,} tokens a pack: {packer}")
+            said = f"packing {settings.pack_length:,} tokens a pack: {packer}"
+            self._show(self._num_done, self._num_packings, said)
             index = self._workload.index_of(settings)
             self._made[settings, packer] = pool_of(
                 settings, index, packer, self._unit, self._num_units

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from rich import box
@@ -22,14 +20,6 @@ from dataservice.cli.simulate_run import Report
 from dataservice.core.simulate import Outcome, Simulation
 
 DEFAULT_PAGE = "simulation.html"
-
-
-@contextmanager
-def spoken() -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal's stderr what is being done."""
-    console = Console(stderr=True)
-    with console.status("simulating") as status:
-        yield status.update
 
 
 def write_page(path: str | None, text: str) -> str:

@@ -204,7 +204,8 @@ class _Progress:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
+        if not self._lines:
+            self._bar.stop()
 
     def planning(self, said: str) -> None:
         self._say(said, "")

@@ -39,6 +39,11 @@ def _facts(report: dict[str, Any]) -> Table:
     }
     for name, value in facts.items():
         table.add_row(name, _text(value))
+    if report.get("winding_down"):
+        table.add_row("drains", "no more steps are handed out")
+    if report.get("drained_nodes"):
+        nodes = [node[:8] for node in report["drained_nodes"]]
+        table.add_row("drained nodes", ", ".join(nodes[:8]) + " ..." * (len(nodes) > 8))
     if report.get("scaling"):
         table.add_row("scaling", report["scaling"]["reason"])
     if report.get("counting"):

@@ -23,9 +23,10 @@ from dataservice.core.vision import VisionRules
 from dataservice.errors import ArchiveError, DataError, StorageError
 from dataservice.linting.findings import Finding, Kind
 from dataservice.linting.kinds import FileKind, kind_by_name
+from dataservice.linting.reach import Reach
 from dataservice.linting.targets import Target, find, targets, unread
 from dataservice.storage.backends import ObjectStat, local_path
-from dataservice.storage.listing import FoundFile
+from dataservice.storage.listing import FoundFile, SourceListing
 from dataservice.storage.membertable import (
     AS_IT_IS,
     MAX_MEMBER_BYTES,
@@ -63,17 +64,19 @@ class Options:
     decode_deadline_s: float = DEADLINE_S
 
 
-def lint_files(names: Sequence[str], roots: Sequence[str], options: Options) -> Iterator[Finding]:
+def lint_files(
+    names: Sequence[str], roots: Sequence[str], options: Options, reach: Reach | None = None
+) -> Iterator[Finding]:
     """Of files, and of all files below folders; `roots` are archives and folders of images, of
     which only those out of reach are findings.
 
-    Raises ConfigError for a name that is none.
+    `reach` is kept up to date, here and below. Raises ConfigError for a name that is none.
     """
-    with closing(_Linter(options)) as linter:
+    with closing(_Linter(options, reach)) as linter:
         yield from linter.files(names, roots)
 
 
-def lint_config(config: Config, *, digest: bool) -> Iterator[Finding]:
+def lint_config(config: Config, *, digest: bool, reach: Reach | None = None) -> Iterator[Finding]:
     """Of the records of all sources, and of image roots that cannot be read.
 
     Raises ConfigError, StorageError.
@@ -89,10 +92,12 @@ def lint_config(config: Config, *, digest: bool) -> Iterator[Finding]:
         decode_deadline_s=config.workers.decode_deadline_s,
     )
     counter = TextRenderer.build(config.text)
-    return _lint_sources(config.sources, options, counter, index_dir=config.index_dir)
+    return _lint_sources(config.sources, options, counter, reach, index_dir=config.index_dir)
 
 
-def lint_mixture(path: str, roots: Sequence[str], *, digest: bool) -> Iterator[Finding]:
+def lint_mixture(
+    path: str, roots: Sequence[str], *, digest: bool, reach: Reach | None = None
+) -> Iterator[Finding]:
     """As `lint_config`, of the data sets that a mixture file names, by the defaults of a config;
     `roots` are more places of images.
 
@@ -103,15 +108,21 @@ def lint_mixture(path: str, roots: Sequence[str], *, digest: bool) -> Iterator[F
 
     sources = load_mixture(path, images=roots)
     counter = TextRenderer.build(TextSettings())
-    return _lint_sources(sources, Options(digest=digest), counter, index_dir="")
+    return _lint_sources(sources, Options(digest=digest), counter, reach, index_dir="")
 
 
 def _lint_sources(
-    sources: Sequence[SourceFiles], options: Options, counter: RecordCounter, *, index_dir: str
+    sources: Sequence[SourceFiles],
+    options: Options,
+    counter: RecordCounter,
+    reach: Reach | None,
+    *,
+    index_dir: str,
 ) -> Iterator[Finding]:
-    with closing(_Linter(options)) as linter:
-        for source in sources:
-            yield from linter.source(source, counter, index_dir)
+    with closing(_Linter(options, reach)) as linter:
+        listings = [linter.listing(source, index_dir) for source in sources]
+        for listing in listings:
+            yield from linter.source(listing, counter)
 
 
 class _Linter:
@@ -121,8 +132,10 @@ class _Linter:
     process that looks at one small file, most would be that.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, reach: Reach | None) -> None:
         self._options = options
+        self._watched = reach is not None
+        self._reach = reach or Reach()
         self._owned = ExitStack()
         self._store = self._owned.enter_context(closing(Store()))
 
@@ -136,6 +149,8 @@ class _Linter:
         for name, root in looked_in:
             if isinstance(root, StorageError):
                 yield _refused(unread(name, root))
+        if self._watched:
+            self._reach.expect_all([file for _, file in given])
         places = _places(_files(looked_in), _files(given))
         found = targets(given, self._store, deadline_s=deadline_s)
         for kind, group in groupby(found, key=lambda t: None if t.problem else t.kind):
@@ -145,18 +160,25 @@ class _Linter:
             for target in group:
                 if kind is None:
                     yield _refused(target)
-                elif kind == "records":
+                    continue
+                self._reach.begin(target.file)
+                if kind == "records":
                     yield from self._records(target, places)
                 else:
                     yield from self._archive(target)
+        self._reach.end()
 
-    def source(
-        self, source: SourceFiles, counter: RecordCounter, index_dir: str
-    ) -> Iterator[Finding]:
+    def listing(self, source: SourceFiles, index_dir: str) -> SourceListing:
+        """Raises ConfigError, StorageError."""
         from dataservice.storage.listing import list_source
 
         deadline_s = self._options.read_deadline_s
         listing = list_source(source, self._store, deadline_s=deadline_s, leave_out=index_dir)
+        self._reach.expect_all(listing.records)
+        return listing
+
+    def source(self, listing: SourceListing, counter: RecordCounter) -> Iterator[Finding]:
+        source = listing.files
         for root in listing.roots:
             opened = self._opened.root(root)
             if isinstance(opened, ArchiveError):
@@ -165,7 +187,9 @@ class _Linter:
         linter = self._record_linter(source, counter)
         for file, beside in zip(listing.records, listing.beside, strict=True):
             find_images = partial(self._opened.finder, source, beside, listing.roots)
-            yield from _lint_records(linter, file.url, file, find_images)
+            self._reach.begin(file)
+            yield from self._lint_records(linter, file.url, file, find_images)
+        self._reach.end()
 
     def _find(self, name: str) -> FoundFile | StorageError:
         """Raises ConfigError where there is none."""
@@ -175,15 +199,16 @@ class _Linter:
             return error
 
     def _pictures(self, group: Iterator[Target]) -> Iterator[Finding]:
-        names: deque[str] = deque()
+        files: deque[tuple[str, FoundFile]] = deque()
 
         def fetches() -> Iterator[Fetch]:
             for target in group:
-                names.append(target.name)
+                files.append((target.name, target.file))
                 yield partial(self._picture, target.file)
 
         for result in self._checker.check(fetches()):
-            name = names.popleft()
+            name, file = files.popleft()
+            self._reach.begin(file)
             if isinstance(result, DataError):
                 yield Finding(file=name, kind="image", reason=result.reason)
             else:
@@ -207,18 +232,35 @@ class _Linter:
     def _archive(self, target: Target) -> Iterator[Finding]:
         from dataservice.linting.archives import lint_archive
 
-        return lint_archive(
+        unpacked = 0
+        for finding in lint_archive(
             target.name,
             "tar" if target.kind == "tar" else "zip",
             partial(self._read, target.file),
             target.file.stat.size_bytes,
             digest=self._options.digest,
-        )
+        ):
+            if finding.member is not None:
+                unpacked += finding.size or 0
+                self._reach.within(unpacked)
+            yield finding
 
     def _records(self, target: Target, roots: Sequence[FoundFile]) -> Iterator[Finding]:
         linter = self._plain_records
         find_images = partial(self._finder, linter.files, target.file, roots)
-        return _lint_records(linter, target.name, target.file, find_images)
+        return self._lint_records(linter, target.name, target.file, find_images)
+
+    def _lint_records(
+        self,
+        linter: RecordLinter,
+        name: str,
+        file: FoundFile,
+        find_images: Callable[[], ImageFinder],
+    ) -> Iterator[Finding]:
+        try:
+            yield from linter.lint(name, file, find_images(), self._reach.within)
+        except (StorageError, FileNotFoundError) as error:
+            yield Finding(file=name, kind="jsonl", reason=f"could not be read: {error}")
 
     def _finder(
         self, files: SourceFiles, file: FoundFile, roots: Sequence[FoundFile]
@@ -316,12 +358,3 @@ def _places(roots: list[FoundFile], given: list[FoundFile]) -> list[FoundFile]:
 
 def _refused(target: Target) -> Finding:
     return Finding(file=target.name, kind=_KINDS[target.kind], reason=target.problem)
-
-
-def _lint_records(
-    linter: RecordLinter, name: str, file: FoundFile, find_images: Callable[[], ImageFinder]
-) -> Iterator[Finding]:
-    try:
-        yield from linter.lint(name, file, find_images())
-    except (StorageError, FileNotFoundError) as error:
-        yield Finding(file=name, kind="jsonl", reason=f"could not be read: {error}")

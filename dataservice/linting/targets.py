@@ -54,7 +54,7 @@ def targets(
         elif local_path(file.url) is None:
             raise ConfigError(f"{name} is a remote folder; name its files")
         else:
-            for path in _below(name):
+            for path in below(name):
                 try:
                     yield _target(path, find(path, store, deadline_s=deadline_s), store, deadline_s)
                 except (StorageError, ConfigError) as error:
@@ -80,7 +80,8 @@ def _target(name: str, file: FoundFile, store: ObjectStore, deadline_s: float) -
     return Target(name=name, file=file, kind=kind, problem=None)
 
 
-def _below(folder: str) -> Iterator[str]:
+def below(folder: str) -> Iterator[str]:
+    """The files of a folder of this machine and of those in it, sorted."""
     for parent, folders, names in os.walk(local_path(folder) or folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):

@@ -47,6 +47,7 @@ from dataservice.rpc.sealing import sealed, unsealed
 from dataservice.rpc.security import ServerSecurity
 from dataservice.wire.codec import MAX_FRAME_BYTES
 from dataservice.wire.counting import GetRoots, ReportCounts, Roots
+from dataservice.wire.draining import Drain, Drained
 from dataservice.wire.messages import (
     COORDINATOR_METHODS,
     Assignment,
@@ -117,6 +118,8 @@ class CoordinatorService(Protocol):
     async def get_status(self, request: GetStatus) -> StatusReport: ...
 
     async def scale(self, request: ScaleWorkers) -> Scaled: ...
+
+    async def drain(self, request: Drain) -> Drained: ...
 
 
 class DataService(Protocol):

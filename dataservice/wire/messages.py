@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dataservice.wire.counting import CountBlock, GetRoots, ReportCounts, Roots
+from dataservice.wire.draining import Drain, Drained
 from dataservice.wire.staging import PullStaging, RegisterStager, StagerRegistered, Staging
 
 # ---- what a step looks like to a client ---------------------------------------------------------
@@ -415,5 +416,6 @@ COORDINATOR_METHODS: dict[str, tuple[type, type]] = {
     "PullStaging": (PullStaging, Staging),
     "GetStatus": (GetStatus, StatusReport),
     "Scale": (ScaleWorkers, Scaled),
+    "Drain": (Drain, Drained),
 }
 """Method of the coordinator's service -> (request, response). A request type names its method."""

@@ -23,6 +23,7 @@ class FakeRay:
     exceptions = SimpleNamespace(RayError=OSError)
 
     def __init__(self) -> None:
+        self.stopped: list[Any] = []
         self.killed: list[Any] = []
         self.asked: list[dict[str, Any]] = []
         """Options of the actors."""
@@ -39,7 +40,7 @@ class FakeRay:
 
     def remote(self, **options: Any) -> Any:
         self.asked.append(options)
-        return lambda _: SimpleNamespace(remote=lambda **_: FakeActor())
+        return lambda _: SimpleNamespace(remote=lambda **_: FakeActor(self.stopped))
 
     def wait(self, references: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         return [], references
@@ -49,8 +50,9 @@ class FakeRay:
 
 
 class FakeActor:
-    def __init__(self) -> None:
+    def __init__(self, stopped: list[Any]) -> None:
         self.run = self.node = SimpleNamespace(remote=object)
+        self.stop = SimpleNamespace(remote=lambda: stopped.append(self))
 
 
 @pytest.fixture
@@ -60,19 +62,25 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-def fleet_of(folder: Path, *, own_ray: bool) -> RayFleet:
-    config = demo_config(folder, staging={"cache_dir": None})
+def fleet_of(folder: Path, *, own_ray: bool, cache_dir: str | None = None) -> RayFleet:
+    config = demo_config(folder, staging={"cache_dir": cache_dir})
     return RayFleet(config, "127.0.0.1:7070", own_ray=own_ray)
 
 
-def keep(fleet: RayFleet, target: int, *known: str) -> list[FleetNews]:
-    """With a coordinator that knows these workers; what it was told."""
+def keep(
+    fleet: RayFleet, target: int, *known: str, drained: tuple[str, ...] = ()
+) -> list[FleetNews]:
+    """With a coordinator that knows these workers and drained nodes; what it was told."""
     told: list[FleetNews] = []
 
     def tell(news: FleetNews) -> FleetView:
         told.append(news)
         return FleetView(
-            target_workers=target, by_hand=False, workers=dict.fromkeys(known, False), stagers=()
+            target_workers=target,
+            by_hand=False,
+            workers=dict.fromkeys(known, bool(drained)),
+            stagers=(),
+            drained=drained,
         )
 
     fleet.keep(tell)
@@ -117,3 +125,41 @@ def test_nothing_more_is_started_where_a_worker_did_not_come_up(
     keep(fleet, 1)
     assert len(ray.killed) == 1
     assert fleet._room(NODE) < NODE.room
+
+
+def test_on_a_drained_node_nothing_starts_and_the_stager_stays_for_its_workers(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    fleet = fleet_of(tmp_path, own_ray=False, cache_dir=str(tmp_path / "cache"))
+    keep(fleet, 2)
+    up, _coming = fleet._workers
+    keep(fleet, 2, up)
+    told = keep(fleet, 2, up, drained=(NODE_ID,))
+    assert told[0].nodes == {NODE_ID: "h0"}
+    assert list(fleet._workers) == [up]
+    assert len(ray.killed) == 1
+    assert not ray.stopped
+    started = len(ray.asked)
+    again = keep(fleet, 2, up, drained=(NODE_ID,))
+    assert len(ray.asked) == started
+    assert (again[0].drained, again[0].room) == ((NODE_ID,), 0)
+    del fleet._workers[up]  # it has left
+    keep(fleet, 2, drained=(NODE_ID,))
+    assert ray.stopped == [fleet._stagers[NODE_ID].handle]
+
+
+def test_a_worker_for_any_node_is_not_for_a_drained_one(ray: FakeRay, tmp_path: Path) -> None:
+    fleet = fleet_of(tmp_path, own_ray=False)
+    fleet._last = FleetView(
+        target_workers=1, by_hand=False, workers={}, stagers=(), drained=("n1", "n2")
+    )
+    fleet._start_worker(None)
+    (options,) = ray.asked
+    assert options["label_selector"] == {"ray.io/node-id": "!in(n1,n2)"}
+    (waiting,) = fleet._workers
+    keep(fleet, 1, drained=("n1", "n2"))
+    assert list(fleet._workers) == [waiting]
+    keep(fleet, 1)  # they were taken back
+    assert len(ray.killed) == 1
+    assert waiting not in fleet._workers
+    assert "label_selector" not in ray.asked[-1]

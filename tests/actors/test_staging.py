@@ -42,6 +42,7 @@ class Desk:
             counters=Counter(),
             log=self.log,
             lane_nodes=(),
+            drained_nodes=set(),
             on_scale=lambda: None,
         )
         self.desk = StagingDesk(self.shared)
@@ -133,6 +134,30 @@ def test_a_coordinator_that_restarts_waits_for_the_nodes_that_held_lanes(
     assert Counter(desk.lanes) == {"id-a": 4, "id-c": 4}
     desk.join("id-b", "b")
     assert "".join(node[3:] for node in desk.lanes) == "".join(holders)
+
+
+def test_a_drained_node_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(monkeypatch, tuple("aabbccbc"))
+    desk.join("id-a", "a")
+    desk.join("id-c", "c")
+    desk.join("id-b", "b")
+    desk.shared.drained_nodes.add("id-b")
+    desk.desk.map_lanes()
+    assert Counter(desk.lanes) == {"id-a": 4, "id-c": 4}
+    desk.shared.drained_nodes.clear()
+    desk.desk.map_lanes()
+    assert Counter(desk.lanes) == {"id-a": 2, "id-b": 3, "id-c": 3}
+
+
+def test_of_two_nodes_on_one_host_one_drains(desk: Desk) -> None:
+    desk.join("id1", "a")
+    desk.join("id2", "a")
+    desk.join("id3", "b")
+    desk.later(LEASE_S + 1)
+    before = desk.lanes
+    desk.shared.drained_nodes.add("id2")
+    desk.desk.map_lanes()
+    assert desk.moved_since(before) == before.count("id2")
 
 
 def test_lanes_that_moved_for_long_are_journalled(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support.command import run
 
-from dataservice.errors import ConfigError
-
 
 @pytest.fixture
 def run_yaml(tmp_path: Path) -> Path:
@@ -75,5 +73,5 @@ def test_a_plan_that_needs_all_counts_is_refused_before_anything_is_read(
     assert run("index", config) == 2
     assert "plan.segregate" in capsys.readouterr().err
     assert not (run_yaml.parent / "lazy").exists()
-    with pytest.raises(ConfigError):
-        run("index", config, "--debug")
+    assert run("index", config, "--debug") == 2
+    assert "ConfigError" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -81,7 +82,8 @@ def growing_cluster(folder: Path, *, node: dict[str, float], most: int) -> Itera
         "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
     }
     options = {"port": port, "temp-dir": folder / "ray", "autoscaling-config": config}
-    command = ["ray", "start", "--head", "--block", "--num-cpus=0", "--include-dashboard=false"]
+    ray = str(Path(sys.executable).with_name("ray"))
+    command = [ray, "start", "--head", "--block", "--num-cpus=0", "--include-dashboard=false"]
     command += ["--object-store-memory=100000000", f"--node-ip-address={LOOPBACK}"]
     command += [f"--{name}={value}" for name, value in options.items()]
     with (folder / "head.log").open("wb") as log:

@@ -53,4 +53,4 @@ def test_messages_are_frozen_keyword_only_and_slotted(cls: Any) -> None:
 
 def test_a_request_type_names_its_method() -> None:
     requests = [request for request, _ in messages.COORDINATOR_METHODS.values()]
-    assert len(set(requests)) == len(requests) == 14
+    assert len(set(requests)) == len(requests) == 15

@@ -359,7 +359,8 @@ class FakeService:
         raise DataServiceError(f"a FakeService does not answer {type(request).__name__}")
 
     register_worker = pull_work = get_assignment = report_holes = report_pack_failed = _not_served
-    report_counts = get_roots = register_stager = pull_staging = get_status = scale = _not_served
+    report_counts = get_roots = register_stager = pull_staging = _not_served
+    get_status = scale = drain = _not_served
 
 
 class _Worker:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataservice.actors.replaying import ReplayedPack
-from dataservice.cli.replay_pictures import data_url, pictures_in
+from dataservice.actors.offline import PlacedPack
+from dataservice.cli.pack_pictures import data_url, pictures_in
 from dataservice.core.vision import VisionRules
 from dataservice.pipeline.documents import IGNORE
 from dataservice.pipeline.text import TextRenderer
@@ -35,6 +35,17 @@ i { font-style: normal; border-left: 1px solid #c9c9c2; } i.l { background: #cde
 .h { border-left: 4px solid #d55e00; padding-left: .6rem; }
 figure { display: inline-block; margin: .4rem .8rem .4rem 0; }
 figcaption { font-size: 12px; color: #5c6270; } img { border: 1px solid #e3e3de; }
+.strip, .key { background: repeating-linear-gradient(45deg, #efefeb 0 4px, #d2d2ca 4px 8px);
+  border: 1px solid #9a9a92; }
+.strip { display: flex; height: 1.1rem; min-width: 18rem; margin: .3rem 0; }
+.strip b { display: flex; height: 100%; border-right: 1px solid #1c1e21; box-sizing: border-box; }
+.strip b:nth-child(even) { filter: brightness(.88); }
+.strip b.lost { border-left: 4px solid #d55e00; }
+.strip u { height: 100%; } .text0 { background: #fff; } .text1 { background: #8fd19b; }
+.images { background: #7488d8; } .small { font-size: 12px; color: #5c6270; }
+.key { display: inline-block; width: 1.4rem; height: .8rem; margin: 0 .3rem 0 .9rem; }
+.lostkey { display: inline-block; width: 4px; height: 1rem; margin: 0 .3rem -.15rem .9rem;
+  background: #d55e00; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; } td, th { text-align: left;
   padding: .15rem 1.1rem .15rem 0; vertical-align: top; white-space: nowrap; }
 td:last-child { white-space: normal; min-width: 20rem; overflow-wrap: anywhere; }
@@ -42,7 +53,13 @@ tr + tr { border-top: 1px solid #e3e3de; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1.1rem; }
 dt { color: #5c6270; } dd { margin: 0; overflow-wrap: anywhere; }
 """
+_LEGEND = (
+    '<p class="small">A bar is a pack, a piece of it a document: <span class="key images"></span>'
+    'images <span class="key text1"></span>text with loss <span class="key text0"></span>other '
+    'text <span class="key"></span>padding <span class="lostkey"></span>a hole in the document</p>'
+)
 _COLUMNS = {
+    "step": "step",
     "micro_step": "micro-step",
     "dp_rank": "rank",
     "pack_id": "pack",
@@ -62,32 +79,56 @@ def _page(title: str, body: str) -> str:
     )
 
 
-def index_page(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Links the pages of the packs, which lie beside it."""
-    dp_size, micro_steps, packs_per_cell = about["sizes"]
-    facts = {
-        "plan": about["plan_digest"],
-        "sizes": f"DP {dp_size} x {micro_steps} micro-steps x packs_per_cell {packs_per_cell}",
-        "left out": about["excluded"] or "nothing",
-        "built by": about["built_by"],
-        "holes": f"those of {about['holes_of']}" if about["holes_of"] else "none are recorded",
-    }
+def index_page(
+    title: str,
+    facts: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    strips: Sequence[str],
+) -> str:
+    """Links the pages of the packs, which lie beside it; `strips`: of each, as markup."""
     told = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    columns = (*_COLUMNS.values(), "holes", "digest", "samples")
+    columns = (*_COLUMNS.values(), "holes", "digest", "documents")
     head = "".join(f"<th>{name}</th>" for name in columns)
     lines = []
-    for row in rows:
+    for row, bar in zip(rows, strips, strict=True):
         cells = [escape(str(row[name])) for name in _COLUMNS]
-        cells[2] = f'<a href="{escape(row["file"])}.html">{cells[2]}</a>'
+        cells[3] = f'<a href="{escape(row["file"])}.html">{cells[3]}</a>'
         cells += [str(len(row["holes"])), escape(row["digest"][:12])]
-        cells.append(escape(", ".join(row["sample_keys"])))
+        cells.append(f'{bar}<div class="small">{escape(", ".join(row["sample_keys"]))}</div>')
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     table = f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
-    return _page(f"Step {about['step']}, built again", f"<dl>{told}</dl>\n{table}")
+    return _page(title, f"<dl>{told}</dl>\n{_LEGEND}\n{table}")
+
+
+def strip(pack: PlacedPack, renderer: TextRenderer) -> str:
+    """A bar as long as the pack: its documents, and of each its image tokens, text with loss and
+    other text, one after the other."""
+    arrays, meta = pack.built.arrays, pack.built.meta
+    bounds, keys = arrays["cu_seqlens"].tolist(), meta["sample_keys"]
+    lost = [hole.partition("#")[0] for hole in meta["holes"]]
+    parts = []
+    for number, key in enumerate(keys):
+        place = slice(bounds[number], bounds[number] + int(arrays["doc_lengths"][number]))
+        ids, labels = arrays["input_ids"][place], arrays["labels"][place]
+        span = bounds[number + 1] - bounds[number]  # with the filler behind it
+        images = int((ids == renderer.image_token).sum())
+        loss = int((labels != IGNORE).sum())
+        counts = {"images": images, "text1": loss, "text0": len(ids) - images - loss}
+        inner = "".join(
+            f'<u class="{kind}" style="width:{count / span:.2%}"></u>'
+            for kind, count in counts.items()
+            if count > 0
+        )
+        hole = ' class="lost"' if key.partition("[")[0] in lost else ""
+        words = f"{key}: {len(ids):,} tokens, {images:,} of images, {loss:,} with loss"
+        share = span / pack.spec.pack_length
+        parts.append(f'<b{hole} style="width:{share:.3%}" title="{escape(words)}">{inner}</b>')
+    words = f"{len(keys)} documents, {pack.spec.num_tokens:,} of {pack.spec.pack_length:,} tokens"
+    return f'<div class="strip" role="img" aria-label="{escape(words)}">{"".join(parts)}</div>'
 
 
 def pack_page(
-    row: Mapping[str, Any], pack: ReplayedPack, renderer: TextRenderer, rules: VisionRules
+    row: Mapping[str, Any], pack: PlacedPack, renderer: TextRenderer, rules: VisionRules
 ) -> str:
     arrays = pack.built.arrays
     bounds, lengths = arrays["cu_seqlens"].tolist(), arrays["doc_lengths"].tolist()
@@ -95,7 +136,9 @@ def pack_page(
     owners, pictures = arrays["image_doc_ids"], list(pictures_in(arrays, rules))
     parts = [
         "<p>Each token begins at a line; those on green carry loss. Pictures are what the model "
-        'gets. <a href="index.html">All packs of the step</a></p>',
+        'gets. <a href="index.html">All packs</a></p>',
+        _LEGEND,
+        strip(pack, renderer),
         *(f'<p class="h">hole: {escape(hole)}</p>' for hole in row["holes"]),
     ]
     for number, (first, length) in enumerate(zip(bounds[:-1], lengths, strict=True)):
