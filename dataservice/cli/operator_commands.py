@@ -12,10 +12,13 @@ import orjson
 import typer
 
 from dataservice.cli.arguments import AsJson, ConfigPath
+from dataservice.cli.security_options import speaks_to_service
 from dataservice.cli.service_commands import Endpoint
 from dataservice.errors import ConfigError
+from dataservice.rpc.security import ClientSecurity
 
 
+@speaks_to_service
 def top(
     endpoint: Endpoint,
     every_s: Annotated[float, typer.Option(min=0.2, help="Between two looks.")] = 1.0,
@@ -24,6 +27,8 @@ def top(
         typer.Option(min=1, help="So many looks. Default: until q, but one where no terminal is."),
     ] = None,
     as_json: AsJson = False,
+    *,
+    security: ClientSecurity,
 ) -> None:
     """Watch a service live: who waits for whom, workers, staging, events. Ends with q or Ctrl-C.
 
@@ -32,11 +37,12 @@ def top(
     from dataservice.cli.top_run import print_looks, watch
 
     if as_json or count is not None:
-        print_looks(endpoint, every_s=every_s, count=count, as_json=as_json)
+        print_looks(endpoint, security, every_s=every_s, count=count, as_json=as_json)
     else:
-        watch(endpoint, every_s=every_s)
+        watch(endpoint, security, every_s=every_s)
 
 
+@speaks_to_service
 def drain(
     endpoint: Endpoint,
     worker: Annotated[
@@ -57,6 +63,8 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Until nothing is left.")] = False,
     timeout_s: Annotated[float, typer.Option(min=0.0, help="Longest that --wait waits.")] = 300.0,
     as_json: AsJson = False,
+    *,
+    security: ClientSecurity,
 ) -> None:
     """Take a worker, a node or the whole service out of service; nothing is lost.
 
@@ -80,7 +88,7 @@ def drain(
     if "" in (worker, node):
         raise ConfigError("--worker or --node is empty: name one, or give neither for the service")
     request = Drain(worker=worker or "", node=node or "", now=now, undo=undo)
-    with CoordinatorClient(endpoint) as client:
+    with CoordinatorClient(endpoint, security) as client:
         told = drained(
             client,
             request,

@@ -23,8 +23,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from dataservice.cli.top_view import view_of
-from dataservice.errors import DataServiceError
+from dataservice.errors import AccessRefused, DataServiceError
 from dataservice.rpc.client import CoordinatorClient
+from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.messages import GetStatus, StatusReport
 
 CALL_TIMEOUT_S = 5.0
@@ -44,6 +45,8 @@ class Seen:
     """When it came; monotonic."""
     trouble: str = ""
     """Why it was not answered last time."""
+    refused: AccessRefused | None = None
+    """Which does not pass."""
     number: int = 0
     """Of questions that were answered, one way or the other."""
 
@@ -55,10 +58,10 @@ class Seen:
 class Asker:
     """Asks every `every_s` seconds; `seen` may be read from any thread."""
 
-    def __init__(self, endpoint: str, every_s: float) -> None:
+    def __init__(self, endpoint: str, security: ClientSecurity, every_s: float) -> None:
         self.seen = Seen()
         self._every_s = every_s
-        self._client = CoordinatorClient(endpoint)
+        self._client = CoordinatorClient(endpoint, security)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="top")
 
@@ -81,41 +84,50 @@ class Asker:
         seen = replace(self.seen, number=self.seen.number + 1)
         try:
             answer: StatusReport = self._client.call(GetStatus(), CALL_TIMEOUT_S)
+        except AccessRefused as error:
+            return replace(seen, refused=error)
         except DataServiceError as error:
             return replace(seen, trouble=str(error))
         report = orjson.loads(answer.status)
         return replace(seen, report=report, at=time.monotonic(), trouble="")
 
 
-def watch(endpoint: str, *, every_s: float) -> None:
+def watch(endpoint: str, security: ClientSecurity, *, every_s: float) -> None:
     """Until q or Ctrl-C; prints one look where standard output is no terminal. Raises ConfigError
-    for what is no endpoint."""
+    for what is no endpoint, and AccessRefused."""
     console = Console()
     if not console.is_terminal:
-        print_looks(endpoint, every_s=every_s, count=1, as_json=False)
+        print_looks(endpoint, security, every_s=every_s, count=1, as_json=False)
         return
     with (
-        Asker(endpoint, every_s) as asker,
+        Asker(endpoint, security, every_s) as asker,
         _keys() as pressed,
         Live(console=console, screen=True, auto_refresh=False) as live,
         contextlib.suppress(KeyboardInterrupt),
     ):
         while not pressed(REDRAW_S):
             width, height = console.size
-            live.update(_drawn(asker.seen, endpoint, width, height), refresh=True)
+            seen = asker.seen
+            if seen.refused is not None:
+                raise seen.refused
+            live.update(_drawn(seen, endpoint, width, height), refresh=True)
 
 
-def print_looks(endpoint: str, *, every_s: float, count: int | None, as_json: bool) -> None:
+def print_looks(
+    endpoint: str, security: ClientSecurity, *, every_s: float, count: int | None, as_json: bool
+) -> None:
     """One below the other; endless without `count`. Raises what keeps the first from being had."""
     console = Console()
     number, printed = 0, 0
-    with Asker(endpoint, every_s) as asker, contextlib.suppress(KeyboardInterrupt):
+    with Asker(endpoint, security, every_s) as asker, contextlib.suppress(KeyboardInterrupt):
         while count is None or printed < count:
             seen = asker.seen
             if seen.number == number:
                 time.sleep(min(0.05, every_s))
                 continue
             number = seen.number
+            if seen.refused is not None:
+                raise seen.refused
             if seen.report is None:
                 raise DataServiceError(seen.trouble)
             printed += 1

@@ -146,6 +146,18 @@ def test_commands_show_what_their_options_name(
             assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["status", "top", "drain", "scale"])
+def test_a_command_that_is_refused_ends_at_once(
+    service: LocalService, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        main([command, service.endpoint, *["1"] * (command == "scale")])
+    assert ended.value.code == 2
+    assert "it speaks TLS, and this end plain text" in capsys.readouterr().err
+    assert time.monotonic() - started < 10.0
+
+
 def test_nothing_of_a_token_is_in_what_is_said(
     service: LocalService, shown: ClientSecurity, capfd: pytest.CaptureFixture[str]
 ) -> None:
