@@ -22,6 +22,8 @@ from tests.support.until import until
 CONTROL = "control"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
 START_S = 60.0
+GPUS = 1
+"""That a node is said to have; there is nothing behind them."""
 
 CONF = """\
 ClusterName=packs
@@ -45,6 +47,7 @@ SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 JobRequeue=1
+GresTypes=gpu
 KillWait=30
 MinJobAge=3600
 """
@@ -141,10 +144,11 @@ class Slurm:
         for node in self.nodes:
             conf += (
                 f"NodeName={node} NodeAddr={address[node]} CPUs={cores} "
-                f"RealMemory={self._memory_mb}\n"
+                f"RealMemory={self._memory_mb} Gres=gpu:{GPUS}\n"
             )
         conf += f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES MaxTime=60\n"
         (self.folder / "slurm.conf").write_text(conf)
+        (self.folder / "gres.conf").write_text(f"Name=gpu Count={GPUS} File=/dev/null\n")
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
     def _start_munged(self, stack: ExitStack) -> None:
