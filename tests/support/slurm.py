@@ -63,6 +63,18 @@ def lacks() -> str:
     return machines.lacks()
 
 
+def batch_script(script: Path, folder: Path, *sizes: str) -> Path:
+    """`script` as a user edits it: with `sizes` for its lines of resources, in this order."""
+    lines = script.read_text().splitlines(keepends=True)
+    places = [place for place, line in enumerate(lines) if line.startswith("#SBATCH --nodes")]
+    assert len(places) == len(sizes)
+    for place, size in zip(places, sizes, strict=True):
+        lines[place] = f"#SBATCH {size}\n"
+    edited = folder / script.name
+    edited.write_text("".join(lines))
+    return edited
+
+
 class Slurm:
     """`nodes` name its machines, each with all of this computer's cores; `memory_mb` each."""
 
@@ -146,7 +158,7 @@ class Slurm:
                 f"NodeName={node} NodeAddr={address[node]} CPUs={cores} "
                 f"RealMemory={self._memory_mb} Gres=gpu:{GPUS}\n"
             )
-        conf += f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES MaxTime=60\n"
+        conf += f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE\n"
         (self.folder / "slurm.conf").write_text(conf)
         (self.folder / "gres.conf").write_text(f"Name=gpu Count={GPUS} File=/dev/null\n")
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
@@ -156,7 +168,8 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         files = {
-            name: self.folder / f"munge.{name}" for name in ("socket", "log-file", "pid-file", "seed-file")
+            name: self.folder / f"munge.{name}"
+            for name in ("socket", "log-file", "pid-file", "seed-file")
         }
         options = [f"--{name}={path}" for name, path in files.items()]
         command = ["munged", "--force", "--foreground", f"--key-file={key}", *options]
