@@ -20,7 +20,7 @@ DEPLOY=${DATASERVICE_DEPLOY:-$SLURM_SUBMIT_DIR/deploy}
 export DATASERVICE_RUN=${DATASERVICE_RUN:-$SLURM_SUBMIT_DIR/dataservice-$SLURM_JOB_ID}
 STABLE_S=600 # an attempt that lived so long does not count
 ENDPOINT_S=${ENDPOINT_S:-1800} # a service may take to come up
-STEP_END_S=60 # a trainer may take to end
+TRAIN_END_S=60 # a trainer may take to end
 
 say() { printf '%s %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
 
@@ -55,14 +55,15 @@ serve_step() {
   local config=$1 attempt=0 began code options=()
   if [ "${DATASERVICE_INSECURE:-0}" != 0 ]; then options=(--insecure); fi
   while :; do
-    rm -f "$DATASERVICE_RUN"/{cluster,endpoint,ended}
+    rm -f "$DATASERVICE_RUN"/{cluster,endpoint,up,ended,serve.log}
     if [ -e "$DATASERVICE_RUN/stop" ]; then return 0; fi
     began=$SECONDS code=0
     srun --job-name=service --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill "${@:2}" \
       "$DEPLOY/slurm/service_node.sh" "$config" "${options[@]}" || code=$?
     if [ -e "$DATASERVICE_RUN/stop" ]; then return 0; fi
-    if [ ! -s "$DATASERVICE_RUN/endpoint" ]; then
-      say "the service did not come up (exit code $code): see $DATASERVICE_RUN/log and serve.log there"
+    if [ ! -e "$DATASERVICE_RUN/up" ]; then
+      tail -n 20 "$DATASERVICE_RUN"/log/*.log "$DATASERVICE_RUN/serve.log" >&2 || true
+      say "the service did not come up (exit code $code)"
       return 1
     fi
     if [ $((SECONDS - began)) -ge "$STABLE_S" ]; then attempt=0; fi
@@ -97,6 +98,7 @@ train_step() {
   while :; do
     endpoint=$(await_endpoint) || return 1
     code=0
+    rm -f "$DATASERVICE_RUN/train.step"
     srun --job-name=train --ntasks-per-node=1 --kill-on-bad-exit=1 "${options[@]}" \
       "$DEPLOY/slurm/train_node.sh" "$@" --endpoint "$endpoint" || code=$?
     if [ "$code" = 0 ] || [ $((attempt += 1)) -ge "${TRAIN_ATTEMPTS:-3}" ]; then return "$code"; fi
@@ -104,14 +106,18 @@ train_step() {
   done
 }
 
-# end_step PID: ends train_step in the background, and its srun, which tells all nodes.
-end_step() {
-  local child left=$((STEP_END_S * 5))
-  child=$(pgrep -P "$1" -x srun) || true
-  kill -TERM "$1" 2>/dev/null || true # first, as it would start the trainer again
-  if [ -z "$child" ]; then return; fi
-  kill -TERM "$child" 2>/dev/null || true
-  while kill -0 "$child" 2>/dev/null && [ $((left -= 1)) -gt 0 ]; do sleep 0.2; done
+# Ends train_step in the background, and what it runs. On SIGTERM srun itself would kill at once.
+end_train() {
+  local child children left=$((TRAIN_END_S * 5))
+  children=$(pgrep -P "$train_pid") || true
+  kill -TERM "$train_pid" 2>/dev/null || true # first, as it would start the trainer again
+  for child in $children; do
+    if [ "$(ps -o comm= -p "$child")" = srun ]; then
+      scancel --signal=TERM "$(cat "$DATASERVICE_RUN/train.step")" || left=1
+      while kill -0 "$child" 2>/dev/null && [ $((left -= 1)) -gt 0 ]; do sleep 0.2; done
+    fi
+    kill -TERM "$child" 2>/dev/null || true
+  done
 }
 
 # Stops the trainer, then the service, in order. For SIGTERM: of `--signal=B:TERM@...` before the time
@@ -120,7 +126,7 @@ service_pid='' train_pid=''
 stop_all() {
   trap '' TERM INT
   if [ -n "$train_pid" ]; then
-    end_step "$train_pid"
+    end_train
   fi
   if [ -n "$service_pid" ]; then
     : >"$DATASERVICE_RUN/stop"

@@ -8,6 +8,7 @@
 #
 #     cluster    Ray's address                            written by the first node
 #     endpoint   the coordinator's, once the service is up                   "
+#     up         it has been up                                              "
 #     stop       asks the service to end, in order        written by the batch script
 #     ended      the service has ended                    written by the first node
 #
@@ -28,6 +29,7 @@ pids=()
 stop() {
   trap '' HUP INT TERM
   local i
+  if [ "${SLURM_NODEID:-0}" = 0 ]; then rm -f "$run/endpoint"; fi
   for ((i = ${#pids[@]} - 1; i >= 0; i--)); do # the service before Ray
     kill -TERM "${pids[i]}" 2>/dev/null || true
     ended_within "$STOP_S" "${pids[i]}"
@@ -71,8 +73,7 @@ first() {
   until endpoint=$(sed -n 's/^serving on //p' "$log") && [ -n "$endpoint" ]; do
     if [ -e "$run/stop" ]; then exit 0; fi
     if ! alive "${pids[1]}"; then
-      say "the service did not start:"
-      cat "$log" >&2
+      say "the service did not start: see $log"
       exit 1
     fi
     sleep 0.5
@@ -80,6 +81,7 @@ first() {
   printf '%s\n' "${endpoint##*:}" >"$known"
   printf '%s\n' "$endpoint" >"$run/endpoint.new"
   mv "$run/endpoint.new" "$run/endpoint"
+  : >"$run/up"
   say "the service is at $endpoint"
 
   while alive "${pids[1]}"; do

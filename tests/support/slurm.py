@@ -10,7 +10,6 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
