@@ -5,8 +5,9 @@
 #     deploy/vm/ray_node.sh head [option of `ray start` ...]
 #     deploy/vm/ray_node.sh HOST:PORT [option of `ray start` ...]
 #
-# Nothing of Ray's remains when it ends: its processes, and the folder with its logs and sockets.
-# Other clusters on the machine are left alone. From the environment:
+# Nothing of Ray's remains when it ends: no process, nor the folder with its logs and sockets; where
+# it is killed itself, the next start on the machine removes that folder. Other clusters on the
+# machine are left alone. From the environment:
 #
 #     RAY_AUTH_TOKEN_PATH   file with the cluster's token (`openssl rand -hex 32`), the same on every
 #                           machine; needed
@@ -67,7 +68,13 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+# A folder is in use while its lock is held.
+for old in /tmp/ray-node.*; do
+  if [ -O "$old/lock" ] && flock -n "$old/lock" true; then rm -rf "$old"; fi
+done
 files=$(mktemp -d /tmp/ray-node.XXXXXX)
+exec 9>"$files/lock"
+flock 9
 log=$files/start.log
 options=(--block --log-color=false --num-cpus="${RAY_NODE_CPUS:-$(nproc)}"
   --resources="${RAY_NODE_RESOURCES:-{\"data_node\": 1\}}"
@@ -85,7 +92,7 @@ else
 fi
 
 # In a session of its own: what is sent to this one's group reaches this script, which stops it.
-setsid ray start "${options[@]}" "$@" >"$log" 2>&1 &
+setsid ray start "${options[@]}" "$@" >"$log" 2>&1 9>&- &
 pid=$!
 left=$((START_S * 5))
 until grep -qs 'Ray runtime started' "$log"; do

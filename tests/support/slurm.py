@@ -132,6 +132,11 @@ class Slurm:
                 raise AssertionError(f"job {job} is {states} after {timeout_s:g} s")
             time.sleep(0.3)
 
+    def cancel_all(self) -> None:
+        """Returns once the nodes are idle again."""
+        self.call("scancel", "--user=root", "--quiet")
+        until("all nodes of Slurm idle", self._all_idle, START_S)
+
     def logs(self) -> str:
         return "".join(
             f"---- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
