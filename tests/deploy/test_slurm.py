@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.slurm import Slurm, batch_script, lacks
+from tests.support.slurm import Slurm, batch_script, lacks, processes_with
 from tests.support.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,18 +84,6 @@ class Job:
 
     def kill(self, what: str) -> None:
         (self.folder / f"kill-{what}").touch()
-
-
-def processes_with(text: str) -> list[int]:
-    """Whose environment contains it."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if text.encode() in path.read_bytes():
-                found.append(int(path.parts[2]))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_heterogeneous_job_serves_on_cpu_nodes_until_the_trainer_is_done(

@@ -6,6 +6,7 @@ Invariants: it is gone at the end of the block, with all jobs; files are in the 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -72,6 +73,19 @@ def batch_script(script: Path, folder: Path, *sizes: str) -> Path:
     edited = folder / script.name
     edited.write_text("".join(lines))
     return edited
+
+
+def processes_with(text: str, *, command: str = "") -> list[int]:
+    """Whose environment contains `text` and whose words match the expression `command`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if text.encode() in (path / "environ").read_bytes() and re.search(command, words):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
 
 
 class Slurm:
