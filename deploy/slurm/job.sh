@@ -42,7 +42,7 @@ prepare_run() {
       -keyout "$DATASERVICE_RUN/tls.key" -out "$DATASERVICE_RUN/tls.crt" 2>/dev/null
   fi
   umask "$before"
-  unset RAY_ADDRESS RAY_AUTH_TOKEN
+  unset RAY_ADDRESS RAY_AUTH_TOKEN RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER
   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$DATASERVICE_RUN/ray.token
   if [ "${DATASERVICE_INSECURE:-0}" = 0 ]; then
     export DATASERVICE_TLS_CA=$DATASERVICE_RUN/tls.crt DATASERVICE_TLS_SERVER_NAME=dataservice

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ from typing import IO, Any
 _NUMBERS = itertools.count()
 COMMAND_S = 20.0
 
-# The shell is the first process there, so that it takes in whoever lost its parent.
-_ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && { "$@" & wait $!; }'
+# The first process there; a shell, so that it takes in whoever lost its parent.
+_FIRST = 'hostname "$1" && mount --bind "$2" /etc/hosts && echo up; while :; do sleep 60; done'
 
 
 def lacks() -> str:
@@ -48,7 +47,10 @@ class Machines:
         net = f"10.{100 + number % 50}.{os.getpid() % 250}"
         self.address = {name: f"{net}.{place}" for place, name in enumerate(names, 1)}
         self._spaces: list[str] = []
-        self._processes: list[subprocess.Popen[Any]] = []
+        self._first: dict[str, subprocess.Popen[str]] = {}
+        self._pids: dict[str, str] = {}
+        """Of the first process of each, as this side numbers it."""
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="machines-"))
         self._hosts = self._folder / "hosts"
 
@@ -68,15 +70,16 @@ class Machines:
                 _ip("-n", hub, "link", "set", f"port{place}", "master", "hub", "up")
                 _ip(*inside, "address", "add", f"{address}/24", "dev", "eth0")
                 _ip(*inside, "link", "set", "eth0", "up")
+                self._boot(name)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()  # and with it the first process of the machine, and with that all others
-        for process in self._processes:
+        for first in self._first.values():
+            first.kill()  # and with it all other processes of the machine
+        for process in (*self._first.values(), *self._processes):
             process.wait()
         for name in self._spaces:
             with suppress(subprocess.SubprocessError):
@@ -100,14 +103,31 @@ class Machines:
     def run(
         self, name: str, command: Sequence[str], **options: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """As subprocess.run; what it starts ends with it."""
+        """As subprocess.run."""
         options = {"timeout": COMMAND_S, "check": False, **options}
-        return subprocess.run([*self._command(name), *command], **options)
+        folder = f"--wd={Path(options.get('cwd', '/')).resolve()}"
+        return subprocess.run([*self._command(name), folder, *command], **options)
 
-    def _command(self, name: str) -> list[str]:
+    def _boot(self, name: str) -> None:
         enter = ["nsenter", f"--net=/run/netns/{self._space(name)}"]
         apart = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        return [*enter, *apart, "bash", "-c", _ENTER, "bash", name, str(self._hosts)]
+        first = subprocess.Popen(
+            [*enter, *apart, "bash", "-c", _FIRST, "bash", name, str(self._hosts)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._first[name] = first
+        assert first.stdout is not None
+        with first.stdout as said:
+            if said.readline() != "up\n":
+                raise OSError(f"the machine {name} did not start")
+        (self._pids[name],) = (
+            Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+        )
+
+    def _command(self, name: str) -> list[str]:
+        return ["nsenter", f"--target={self._pids[name]}", "--net", "--uts", "--mount", "--pid"]
 
     def _space(self, name: str) -> str:
         return f"{self._prefix}-{name}"
@@ -116,12 +136,6 @@ class Machines:
         _ip("netns", "add", self._space(name))
         self._spaces.append(name)
         _ip("-n", self._space(name), "link", "set", "lo", "up")
-
-
-def signal_all(pids: Sequence[int], sig: int = signal.SIGKILL) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, sig)
 
 
 def _ip(*arguments: str) -> None:
