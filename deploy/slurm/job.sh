@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+#!/usr/bin/env bash
 # What the batch scripts beside this file share; they source it.
 #
 # A run has a folder that all nodes see and nobody else reads, DATASERVICE_RUN (default: one of the
