@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs Debian's Slurm, munge, sshd and rsync, with which the tests run the scripts of deploy/slurm
-# and deploy/vm on machines of their own, and shellcheck. No daemon of them is started.
+# Installs Debian's Slurm and munge, with which the tests run the scripts of deploy/slurm on machines of
+# their own, and shellcheck. No daemon of them is started.
 #
 # Needs root and apt-get. Where it cannot install it says so and ends well: those tests then skip,
 # and say why.
 set -euo pipefail
 
-programs=(slurmctld slurmd srun munged sshd rsync shellcheck)
-packages=(slurmctld slurmd slurm-client munge openssh-server rsync shellcheck)
+programs=(slurmctld slurmd srun munged shellcheck)
+packages=(slurmctld slurmd slurm-client munge shellcheck)
 
 say() { printf 'slurm: %s\n' "$*" >&2; }
 
