@@ -107,6 +107,8 @@ def test_a_heterogeneous_job_serves_on_cpu_nodes_until_the_trainer_is_done(
     ends = [line for line in told if line.endswith(": end")]
     assert ends[:2] == ["cpu1 serve: end", "cpu1 ray: end"]
     assert ends[2:] == ["cpu2 ray: end"]
+    again = Job(slurm, tmp_path, "cpu_nodes.sbatch", SMALL, GPU)  # in the same folder
+    assert again.wait() == ["COMPLETED", "COMPLETED"], again.output()
 
 
 def test_secrets_are_the_users_alone_and_a_run_has_its_own(slurm: Slurm, tmp_path: Path) -> None:
