@@ -35,7 +35,8 @@ token=${RAY_AUTH_TOKEN_PATH:-}
 [ -s "$token" ] || fail "RAY_AUTH_TOKEN_PATH is \"$token\": no such file, or empty; make it by" \
   "'umask 077; openssl rand -hex 32 > FILE', the same on every machine"
 unset RAY_ADDRESS RAY_AUTH_TOKEN RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER
-export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
+RAY_AUTH_TOKEN_PATH=$(realpath "$token") # Ray's processes have folders of their own
+export RAY_AUTH_TOKEN_PATH RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
 # As Ray's own choice is the way to the internet, which is not the way between the machines.
 own_address() {
