@@ -18,6 +18,7 @@ set -euo pipefail
 
 DEPLOY=${DATASERVICE_DEPLOY:-$SLURM_SUBMIT_DIR/deploy}
 export DATASERVICE_RUN=${DATASERVICE_RUN:-$SLURM_SUBMIT_DIR/dataservice-$SLURM_JOB_ID}
+export TRAIN_STOP=$DATASERVICE_RUN/train.stop-$SLURM_JOB_ID # asks the trainer to end
 STABLE_S=600 # an attempt that lived so long does not count
 ENDPOINT_S=${ENDPOINT_S:-1800} # a service may take to come up
 TRAIN_END_S=60 # a trainer may take to end
@@ -98,7 +99,7 @@ train_step() {
   while :; do
     endpoint=$(await_endpoint) || return 1
     code=0
-    rm -f "$DATASERVICE_RUN/train.step"
+    rm -f "$TRAIN_STOP"
     srun --job-name=train --ntasks-per-node=1 --kill-on-bad-exit=1 "${options[@]}" \
       "$DEPLOY/slurm/train_node.sh" "$@" --endpoint "$endpoint" || code=$?
     if [ "$code" = 0 ] || [ $((attempt += 1)) -ge "${TRAIN_ATTEMPTS:-3}" ]; then return "$code"; fi
@@ -113,7 +114,7 @@ end_train() {
   kill -TERM "$train_pid" 2>/dev/null || true # first, as it would start the trainer again
   for child in $children; do
     if [ "$(ps -o comm= -p "$child")" = srun ]; then
-      scancel --signal=TERM "$(cat "$DATASERVICE_RUN/train.step")" || left=1
+      : >"$TRAIN_STOP"
       while kill -0 "$child" 2>/dev/null && [ $((left -= 1)) -gt 0 ]; do sleep 0.2; done
     fi
     kill -TERM "$child" 2>/dev/null || true

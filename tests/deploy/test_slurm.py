@@ -139,6 +139,17 @@ def test_a_cancelled_job_leaves_no_process_and_the_next_one_no_folder(
     assert not folders["first"] & folders["second"]
 
 
+def test_sigterm_to_a_heterogeneous_job_ends_trainer_then_service(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    job = Job(slurm, tmp_path, "cpu_nodes.sbatch", SMALL, GPU)
+    job.wait_for("trainer: cores", times=2)
+    slurm.call("scancel", "--batch", "--signal=TERM", str(job.number))
+    assert job.wait() == ["FAILED", "FAILED"], job.output()
+    ends = [line.split(" ", 1)[1] for line in job.told() if line.endswith(": end")]
+    assert ends == ["trainer: end", "trainer: end", "serve: end", "ray: end", "ray: end"]
+
+
 def test_sigterm_to_the_batch_script_ends_trainer_then_service(
     slurm: Slurm, tmp_path: Path
 ) -> None:
