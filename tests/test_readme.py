@@ -36,9 +36,11 @@ ROOT = Path(__file__).resolve().parent.parent
 README = "README.md"
 TRAINER = "trainer_client/README.md"
 DATA = "dataservice/storage/README.md"
+OPERATING = "dataservice/actors/README.md"
 DEPLOY = "deploy/README.md"
 """Its commands are for clusters, those of `dataservice` apart."""
 PROMISES = "tests/README.md"
+PACKAGES = ("dataservice", "trainer_client")
 GUIDES = sorted(
     str(path.relative_to(ROOT))
     for path in (
@@ -355,6 +357,18 @@ def test_links_lead_somewhere(guide: str, target: str) -> None:
     found = (ROOT / guide).parent / path if path else ROOT / guide
     assert found.exists()
     assert not anchor or anchor in anchors(found)
+
+
+def test_messages_of_the_table_of_troubles_are_said() -> None:
+    troubles = TEXTS[OPERATING].partition("## When it goes wrong")[2].partition("\n\n**")[0]
+    seen = re.findall(r"^\| (.*?) \|", troubles, re.MULTILINE)[2:]
+    quoted = [part for text in seen for part in re.findall(r"`([^`]* [^`]*)`", text)]
+    sources = (p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+    code = "".join(path.read_text(encoding="utf-8") for path in sources)
+    said = re.sub(r'"\s+f?"', "", code)
+    assert len(quoted) > 5
+    for part in (part.strip() for text in quoted for part in text.split("...")):
+        assert part in said, part
 
 
 def test_promises_are_held_by_tests_that_exist() -> None:
