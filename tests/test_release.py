@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,10 @@ def test_the_version_stands_in_one_place() -> None:
     assert 'dynamic = ["version"]' in text and "\nversion =" not in text
     released = dataservice.__version__.partition(".dev")[0]
     assert f"\n## {released}" in (ROOT / "CHANGELOG.md").read_text()
+    files = (path for path in (ROOT / "deploy").rglob("*") if path.is_file())
+    named = (path.read_text() for path in files if path.suffix != ".png")
+    images = set(re.findall(r"(?<![\w-])dataservice:(\d[\w.]*)", "".join(named)))
+    assert images <= {released}, "images of the manifests: the version that comes"
 
 
 def interpreter(minor: int) -> str:
