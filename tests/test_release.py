@@ -96,7 +96,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert f"\n## {released}" in (ROOT / "CHANGELOG.md").read_text()
     files = (path for path in (ROOT / "deploy").rglob("*") if path.is_file())
     named = (path.read_text() for path in files if path.suffix != ".png")
-    images = set(re.findall(r"(?<![\w-])dataservice:(\d[\w.]*)", "".join(named)))
+    images = set(re.findall(r"(?<![\w-])dataservice:(\d+\.[\w.]*)", "".join(named)))
     assert images <= {released}, "images of the manifests: the version that comes"
 
 
