@@ -24,7 +24,7 @@ CLIENT = """
 import sys
 import trainer_client, trainer_client.redistribute, trainer_client.timing, trainer_client.vision
 import trainer_client.examples.train_tiny_vlm
-import trainer_client.adapters.internvl, trainer_client.adapters.megatron_thd
+import trainer_client.adapters.dummy, trainer_client.adapters.internvl
 import trainer_client.adapters.padded, trainer_client.adapters.qwen_vl
 heavy = [name for name in ("ray", "pydantic", "pyarrow", "PIL", "aiohttp") if name in sys.modules]
 assert not heavy, heavy
