@@ -1,4 +1,4 @@
-.PHONY: venv trainers demo test test-slow soak soak-client fuzz lint format clean
+.PHONY: venv trainers demo test test-slow soak soak-client fuzz lint format dist clean
 
 PY := .venv/bin/python
 
@@ -41,6 +41,11 @@ lint: venv
 format: venv
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+# A wheel and a source archive below dist/.
+dist: venv
+	rm -rf dist
+	$(PY) -m build --outdir dist .
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

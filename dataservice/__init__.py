@@ -1,3 +1,3 @@
 """Ray-orchestrated data service for multimodal pretraining; importing it pulls in nothing heavy."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

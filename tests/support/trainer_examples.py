@@ -1,4 +1,4 @@
-"""The trainers' examples as the README calls them, and what they must print.
+"""The trainers' examples as their guide calls them, and what they must print.
 
 Invariants: every process started here ends here; a run that was stopped and continued, also on
 another number of ranks, must print what one uninterrupted loop in plain torch prints.
@@ -24,19 +24,19 @@ from trainer_client import ParallelLayout
 from trainer_client.examples.tiny_trainers import TensorVLM, describe, open_stream, tensors
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "trainer_client/README.md").read_text(encoding="utf-8")
 PACKS, STEPS, CUT = 40, 5, 3
 
 
-def readme_command(module: str) -> list[str]:
-    """The words of the README's command for an example."""
-    (line,) = re.findall(rf"^.* -m trainer_client\.examples\.{module} .*$", README, re.MULTILINE)
+def guide_command(module: str) -> list[str]:
+    """The words of the guide's command for an example."""
+    (line,) = re.findall(rf"^.* -m trainer_client\.examples\.{module} .*$", GUIDE, re.MULTILINE)
     return shlex.split(line)
 
 
 def arguments(module: str, endpoint: str, folder: Path) -> list[str]:
-    """What the README gives the example, at this endpoint and in this folder."""
-    words = readme_command(module)
+    """What the guide gives the example, at this endpoint and in this folder."""
+    words = guide_command(module)
     words = words[words.index(f"trainer_client.examples.{module}") + 1 :]
     words[words.index("--endpoint") + 1] = endpoint
     return [word.replace("$DEMO_DIR", str(folder)) for word in words]
@@ -84,8 +84,8 @@ def in_this_process(module: str, runs: list[list[str]]) -> str:
 
 
 def launched(module: str, endpoint: str, folder: Path, *extra: str) -> str:
-    """The README's command with its launcher, from the environment that runs this."""
-    words = readme_command(module)
+    """The guide's command with its launcher, from the environment that runs this."""
+    words = guide_command(module)
     launcher = words[: words.index(f"trainer_client.examples.{module}") + 1]
     program = str(Path(sys.executable).with_name(launcher[0]))
     if launcher[0] == "torchrun":

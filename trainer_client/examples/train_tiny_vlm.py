@@ -24,7 +24,6 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -106,10 +105,15 @@ def parallel(model: TinyVLM, kind: str) -> nn.Module:
     return model
 
 
-def save_checkpoint(path: str, state: dict[str, Any]) -> None:
-    """Whole or not at all: written beside, then renamed."""
-    torch.save(state, path + ".tmp")
-    os.replace(path + ".tmp", path)
+def save_checkpoint(
+    path: str, model: nn.Module, optimizer: torch.optim.Optimizer, stream: PackStream
+) -> None:
+    """Called on all ranks, written by rank 0; whole or not at all: written beside, then renamed."""
+    weights, moments = get_state_dict(model, optimizer, options=WHOLE)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        state = {"model": weights, "optimizer": moments, "stream": stream.state_dict()}
+        torch.save(state, path + ".tmp")
+        os.replace(path + ".tmp", path)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -156,16 +160,17 @@ def run(args: argparse.Namespace) -> None:
                 options=WHOLE,
             )
 
+        unsaved = False
+
         def after_step(step: int, loss: float) -> bool:
+            nonlocal unsaved
             last = args.steps is not None and step + 1 >= args.steps
             if rank == 0:
                 waited_s = stream.stats().waited_s
                 print(f"step {step} loss {loss:.6f} waited {waited_s:.2f} s", flush=True)
-            if args.checkpoint and (last or (step + 1) % args.checkpoint_every == 0):
-                weights, moments = get_state_dict(model, optimizer, options=WHOLE)  # on all ranks
-                if rank == 0:
-                    state = {"model": weights, "optimizer": moments, "stream": stream.state_dict()}
-                    save_checkpoint(args.checkpoint, state)
+            unsaved = not last and (step + 1) % args.checkpoint_every != 0
+            if args.checkpoint and not unsaved:
+                save_checkpoint(args.checkpoint, model, optimizer, stream)
             return not last
 
         with ExitStack() as around:
@@ -176,6 +181,8 @@ def run(args: argparse.Namespace) -> None:
                 path = f"{args.timings}-rank{rank}.jsonl"
                 timer = around.enter_context(CostTimer(path, vision=plain.vision))
             train(model, optimizer, stream, after_step=after_step, timer=timer)
+        if args.checkpoint and unsaved:  # the data ended before --steps
+            save_checkpoint(args.checkpoint, model, optimizer, stream)
 
 
 def _model(args: argparse.Namespace, sizes: ModelSizes) -> tuple[nn.Module, torch.optim.Optimizer]:
