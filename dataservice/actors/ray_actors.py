@@ -163,6 +163,11 @@ class WorkerActor:
         return [thread.name for thread in threading.enumerate()]
 
 
+HOST = "DATASERVICE_HOST"
+"""Environment of a data node: the name that trainers have for its host, where Ray's is another, such
+as that of a pod."""
+
+
 class StagerActor:
     def __init__(
         self, *, coordinator: str, node: str, host: str, config_json: str, still_s: float
@@ -170,7 +175,10 @@ class StagerActor:
         _log_to_stderr()
         self._still_s = still_s
         self._stager = Stager(
-            coordinator=coordinator, node=node, host=host, config_json=config_json
+            coordinator=coordinator,
+            node=node,
+            host=os.environ.get(HOST) or host,
+            config_json=config_json,
         )
 
     def run(self) -> None:

@@ -1,5 +1,5 @@
 """Prints what the service's image installs, one requirement a line: the base install without torch,
-which the service does not import, the extras it runs with, and Ray with its dashboard and autoscaler.
+which the service does not import, its extras, and Ray with its dashboard and autoscaler.
 
 Invariants: reads pyproject.toml alone; needs nothing but the standard library of Python 3.11.
 """
