@@ -164,8 +164,8 @@ class WorkerActor:
 
 
 HOST = "DATASERVICE_HOST"
-"""Environment of a data node: the name that trainers have for its host, where Ray's is another, such
-as that of a pod."""
+"""Environment of a data node: the name that trainers have for its host, where Ray's is another, as
+that of a pod is."""
 
 
 class StagerActor:

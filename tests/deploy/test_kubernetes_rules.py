@@ -270,3 +270,7 @@ def test_every_pod_of_ray_is_probed_and_has_time_to_end(overlay: str) -> None:
             assert spec["terminationGracePeriodSeconds"] >= int(timeout_s) + 60
             (service,) = of_kind(built(overlay), "Service")
             assert f"drain {service['metadata']['name']}:7070 --node" in command
+
+
+def test_a_run_reads_the_config_of_the_default_layout(tmp_path: Path) -> None:
+    assert config_of("run", tmp_path) == config_of("disaggregated", tmp_path)
