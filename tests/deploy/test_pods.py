@@ -1,11 +1,12 @@
 """The disaggregated layout's own Ray options and config in pods on this machine: what KubeRay would
-start, with a read-only root and without rights, serves and ends. TLS and token are left out here:
-tests/rpc has them."""
+start, with a read-only root and without rights, serves and ends."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.deploy_readme import make_secrets
 from support.manifests import built, groups, of_kind
 from support.pods import UID, WRITABLE, Pod, Pods, lacks, ray_start, shell, wait_until
 
@@ -45,8 +47,9 @@ def namespaces() -> None:
 
 
 def volume(folder: Path, name: str) -> Path:
+    """With the secrets in it."""
     made = folder / name
-    made.mkdir()
+    shutil.copytree(folder / "secrets", made)
     os.chown(made, UID, UID)
     return made
 
@@ -66,9 +69,14 @@ def config() -> str:
     run["plan"] = {"pack_length": 2048, "packer": "lbf"}
     run["vision"] = {"max_pixels": 200704}
     run["staging"] |= {"cache_dir": f"{WRITABLE}/cache", "budget_bytes": "64 MiB"}
+    # Until TLS and token are all it takes to listen at 0.0.0.0.
+    run["serving"]["insecure"] = True
     run["workers"] |= {"min": 1, "max": 1, "num_cpus": 1.0, "memory_bytes": "2 GiB"}
-    run["serving"] |= {"tls": None, "token_file": None, "insecure": True}
-    return yaml.safe_dump(run)
+    return (
+        yaml.safe_dump(run)
+        .replace("/etc/dataservice/token/", f"{WRITABLE}/")
+        .replace("/etc/dataservice/tls/", f"{WRITABLE}/")
+    )
 
 
 def image_environment(**more: str) -> dict[str, str]:
@@ -84,8 +92,16 @@ def image_environment(**more: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "0" * 64,
+        **client_environment(WRITABLE),
         **more,
     }
+
+
+def client_environment(secrets: str) -> dict[str, str]:
+    """Of whoever speaks to the service, as the manifests set it."""
+    (container,) = groups("disaggregated")["nvme"]["template"]["spec"]["containers"]
+    given = {e["name"]: e["value"] for e in container["env"] if "value" in e}
+    return {name: f"{secrets}/{Path(v).name}" if "/" in v else v for name, v in given.items()}
 
 
 def parameters(group: str, **more: str) -> Mapping[str, str]:
@@ -93,15 +109,19 @@ def parameters(group: str, **more: str) -> Mapping[str, str]:
     return {"num-cpus": "2", **given, **more}  # num-cpus: of the container's limits otherwise
 
 
-def answers(pod: Pod, port: int, path: str) -> bool:
+def answers(pod: Pod, port: int, path: str, scheme: str = "http") -> bool:
+    """To the kubelet, which has no token and looks at no certificate."""
+    trusting = ssl._create_unverified_context()
+    url = f"{scheme}://{pod.address}:{port}{path}"
     try:
-        with urllib.request.urlopen(f"http://{pod.address}:{port}{path}", timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=2, context=trusting) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
 
 
 def status(endpoint: str) -> dict[str, Any]:
+    """By whoever has the variables of `client_environment`."""
     with CoordinatorClient(endpoint) as client:
         found: dict[str, Any] = json.loads(client.call(GetStatus(), 10.0).status)
     return found
@@ -123,7 +143,7 @@ def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, Pod]:
         volume=volume(folder, "head-volume"),
     )
     wait_until(lambda: answers(head, 8265, "/api/gcs_healthz"), "head", 120, head)
-    address = f"{head.address}:6379"
+    address = "head:6379"
     state = volume(folder, "state")
     (state / "run.yaml").write_text(config())
     coordinator = pods.start(
@@ -148,11 +168,20 @@ def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, Pod]:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_the_layout_serves_in_pods_without_rights(tmp_path: Path) -> None:
+def test_the_layout_serves_in_pods_without_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    make_secrets(secrets)
+    for name, value in client_environment(str(secrets)).items():
+        monkeypatch.setenv(name, value)
     with Pods() as pods:
-        every = head, coordinator, data = start(pods, tmp_path)
+        every = _, coordinator, data = start(pods, tmp_path)
         endpoint = f"{coordinator.address}:7070"
-        wait_until(lambda: answers(coordinator, 7071, "/healthz"), "coordinator", 180, *every)
+        wait_until(
+            lambda: answers(coordinator, 7071, "/healthz", "https"), "coordinator", 180, *every
+        )
         wait_until(
             lambda: status(endpoint)["workers"] and status(endpoint)["stagers"],
             "worker and stager",

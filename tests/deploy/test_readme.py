@@ -5,20 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import ssl
-import subprocess
 from pathlib import Path
 
 import typer.main
+from support.deploy_readme import DEPLOY, README, blocks, make_secrets
 
 from dataservice.cli.app import app
 from dataservice.rpc.security import Tls, TokenFile, server_ssl_context
-
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-README = (DEPLOY / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
@@ -38,8 +31,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None
 
 
 def test_its_commands_make_a_certificate_and_a_token(tmp_path: Path) -> None:
-    (commands,) = [block for block in blocks("bash") if block.startswith("openssl")]
-    subprocess.run(["bash", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
+    make_secrets(tmp_path)
     files = Tls(
         cert_file=str(tmp_path / "tls.crt"),
         key_file=str(tmp_path / "tls.key"),

@@ -38,6 +38,8 @@ for path in $SHOWN; do
 done
 mkdir -m 777 /mnt/writable
 mount --bind "$WRITABLE" /mnt/writable
+printf '%s\n' "127.0.0.1 localhost" "$HOSTS" >/mnt/hosts
+mount --bind /mnt/hosts /etc/hosts
 mount -o remount,ro,bind /
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -t tmpfs -o mode=755 tmpfs /root
@@ -81,12 +83,15 @@ class Pod:
         self._log = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def run(self, command: list[str], environment: Mapping[str, str], volume: Path) -> None:
+    def run(
+        self, command: list[str], environment: Mapping[str, str], volume: Path, hosts: str
+    ) -> None:
         shown = [sys.base_prefix, sys.prefix, str(Path(__file__).resolve().parents[2])]
         outside = {
             "PATH": os.environ["PATH"],
             "SHOWN": ":".join(shown),
             "WRITABLE": str(volume),
+            "HOSTS": hosts,
             "POD": self.name,
             "POD_UID": str(UID),
         }
@@ -169,6 +174,7 @@ class Pods:
         *,
         volume: Path,
     ) -> Pod:
+        """It knows itself and those started before it by name."""
         number = len(self._pods) + 2
         netns = f"{self._prefix}-{number}"
         here, there = f"{self._bridge}h{number}", "eth0"
@@ -183,7 +189,8 @@ class Pods:
         _ip(*inside, "link", "set", "lo", "up")
         _ip(*inside, "route", "add", "default", "via", f"{self._net}.1")
         self._pods.append(pod)
-        pod.run(command, environment or {}, volume)
+        hosts = "\n".join(f"{each.address} {each.name}" for each in self._pods)
+        pod.run(command, environment or {}, volume, hosts)
         return pod
 
 
