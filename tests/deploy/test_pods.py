@@ -28,16 +28,17 @@ EPHEMERAL = 32768
 DATA = ROOT / "tests" / "data"
 
 READER = """
-import sys
+import sys, time
 from trainer_client import PackStream, ParallelLayout
 
-options = {"job": "demo", "layout": ParallelLayout(), "micro_steps": 4, "timeout_s": 60}
+options = {"job": "demo", "layout": ParallelLayout(), "micro_steps": 4, "timeout_s": 90}
 with PackStream(sys.argv[1], host="node-a", **options) as stream:
     for batch in stream:
-        print(batch.step, batch.micro_step, len(batch["input_ids"]))
-        if batch.step == 2:
+        print(batch.step, batch.micro_step, len(batch["input_ids"]), flush=True)
+        time.sleep(0.5)
+        if batch.step == STEPS:
             break
-"""
+""".replace("STEPS", "4")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,12 +67,10 @@ def config() -> str:
             "images": str(DATA / "caption" / "*.zip"),
         }
     ]
-    run["plan"] = {"pack_length": 2048, "packer": "lbf"}
+    run["plan"] = {"pack_length": 2048, "packer": "lbf", "epochs": 20}
     run["vision"] = {"max_pixels": 200704}
     run["staging"] |= {"cache_dir": f"{WRITABLE}/cache", "budget_bytes": "64 MiB"}
-    # Until TLS and token are all it takes to listen at 0.0.0.0.
-    run["serving"]["insecure"] = True
-    run["workers"] |= {"min": 1, "max": 1, "num_cpus": 1.0, "memory_bytes": "2 GiB"}
+    run["workers"] |= {"min": 2, "max": 2, "num_cpus": 1.0, "memory_bytes": "2 GiB"}
     return (
         yaml.safe_dump(run)
         .replace("/etc/dataservice/token/", f"{WRITABLE}/")
@@ -106,7 +105,7 @@ def client_environment(secrets: str) -> dict[str, str]:
 
 def parameters(group: str, **more: str) -> Mapping[str, str]:
     given: dict[str, str] = groups("disaggregated")[group]["rayStartParams"]
-    return {"num-cpus": "2", **given, **more}  # num-cpus: of the container's limits otherwise
+    return {"num-cpus": "1", **given, **more}  # num-cpus: of the container's limits otherwise
 
 
 def answers(pod: Pod, port: int, path: str, scheme: str = "http") -> bool:
@@ -135,7 +134,7 @@ def outward_ports(pod: Pod) -> dict[int, str]:
     return names
 
 
-def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, Pod]:
+def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, list[Pod]]:
     head = pods.start(
         "head",
         shell(ray_start(parameters("head"), address=None)),
@@ -147,7 +146,7 @@ def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, Pod]:
     state = volume(folder, "state")
     (state / "run.yaml").write_text(config())
     coordinator = pods.start(
-        "coordinator",
+        "dataservice",  # by the name of its Service
         [str(ROOT / "deploy/docker/serve_on_ray.sh"), f"{WRITABLE}/run.yaml"],
         image_environment(
             RAY_ADDRESS=address,
@@ -156,19 +155,35 @@ def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, Pod]:
         ),
         volume=state,
     )
-    data = pods.start(
-        "data",
-        shell(ray_start(parameters("nvme"), address=address)),
-        image_environment(RAY_ADDRESS=address, DATASERVICE_HOST="node-a"),
-        volume=volume(folder, "disk"),
-    )
+    command = shell(ray_start(parameters("nvme"), address=address))
+    data = [
+        pods.start(
+            f"data-{name}",
+            command,
+            image_environment(RAY_ADDRESS=address, DATASERVICE_HOST=f"node-{name}"),
+            volume=volume(folder, f"disk-{name}"),
+        )
+        for name in "ab"
+    ]
     return head, coordinator, data
+
+
+def pre_stop() -> list[str]:
+    (container,) = groups("disaggregated")["nvme"]["template"]["spec"]["containers"]
+    command: list[str] = container["lifecycle"]["preStop"]["exec"]["command"]
+    return command
+
+
+def steps_read(reader: subprocess.Popen[str]) -> list[str]:
+    output, errors = reader.communicate(timeout=180)
+    assert reader.returncode == 0, errors
+    return output.splitlines()
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_the_layout_serves_in_pods_without_rights(
+def test_the_layout_serves_in_pods_without_rights_and_a_pod_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secrets = tmp_path / "secrets"
@@ -177,35 +192,41 @@ def test_the_layout_serves_in_pods_without_rights(
     for name, value in client_environment(str(secrets)).items():
         monkeypatch.setenv(name, value)
     with Pods() as pods:
-        every = _, coordinator, data = start(pods, tmp_path)
+        head, coordinator, data = start(pods, tmp_path)
+        every = (head, coordinator, *data)
         endpoint = f"{coordinator.address}:7070"
-        wait_until(
-            lambda: answers(coordinator, 7071, "/healthz", "https"), "coordinator", 180, *every
-        )
-        wait_until(
-            lambda: status(endpoint)["workers"] and status(endpoint)["stagers"],
-            "worker and stager",
-            120,
-            *every,
-        )
-        for pod in (coordinator, data):  # as the kubelet asks, without a token
+        healthy = lambda: answers(coordinator, 7071, "/healthz", "https")  # noqa: E731
+        wait_until(healthy, "coordinator", 180, *every)
+        hosts = lambda: {stager["host"] for stager in status(endpoint)["stagers"]}  # noqa: E731
+        wait_until(lambda: hosts() == {"node-a", "node-b"}, "two stagers", 120, *every)
+        wait_until(lambda: status(endpoint)["workers"], "worker", 120, *every)
+        for pod in (coordinator, *data):  # as the kubelet asks, without a token
             assert answers(pod, 6384, "/api/local_raylet_healthz")
-        read = subprocess.run(
-            [sys.executable, "-c", READER, endpoint], capture_output=True, text=True, timeout=120
+        reader = subprocess.Popen(
+            [sys.executable, "-c", READER, endpoint],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        assert read.returncode == 0, read.stderr + coordinator.output() + data.output()
-        assert len(read.stdout.splitlines()) == 2 * 4 + 1
-        for pod in every:
-            assert {process.uids().effective for process in pod.processes()} == {UID}
-        for pod in every:  # as base/network.yaml says: Ray below, packs and metrics above
-            for port, command in outward_ports(pod).items():
-                assert port < EPHEMERAL or "Actor" in command, (pod.name, port, command)
-        assert any(port >= EPHEMERAL for port in outward_ports(data))
-        assert {7070, 7071} <= outward_ports(coordinator).keys()
-        (stager,) = status(endpoint)["stagers"]
-        assert stager["host"] == "node-a"
+        try:
+            assert reader.stdout is not None
+            assert reader.stdout.readline().startswith("0 0 ")
+            for pod in every:
+                assert {process.uids().effective for process in pod.processes()} == {UID}
+                for port, command in outward_ports(pod).items():  # as base/network.yaml says
+                    assert port < EPHEMERAL or "Actor" in command, (pod.name, port, command)
+            assert {7070, 7071} <= outward_ports(coordinator).keys()
+            assert any(port >= EPHEMERAL for pod in data for port in outward_ports(pod))
+
+            told = data[0].execute(pre_stop(), 300)
+            assert told.returncode == 0
+            assert "data-a is drained" in told.stdout, told.stdout + told.stderr
+            data[0].terminate()
+            data[0].wait(60)
+            assert len(steps_read(reader)) == 4 * 4
+            assert hosts() == {"node-b"}
+        finally:
+            reader.kill()
+            reader.communicate()
         coordinator.terminate()
         assert coordinator.wait(120) == 143, coordinator.output()
-        assert (tmp_path / "state" / "state").is_dir()
-        data.terminate()
-        data.wait(120)

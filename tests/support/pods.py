@@ -23,6 +23,15 @@ import psutil
 _NUMBERS = itertools.count()
 COMMAND_S = 20.0
 UID = 10001
+_WITHOUT_RIGHTS = [
+    "setpriv",
+    f"--reuid={UID}",
+    f"--regid={UID}",
+    "--clear-groups",
+    "--no-new-privs",
+    "--bounding-set=-all",
+    "--inh-caps=-all",
+]
 
 # Python and this project are shown in place, also where they are below /root or /tmp.
 _ENTER = r"""
@@ -55,8 +64,7 @@ done
 mount -t tmpfs -o mode=1777,size=1g tmpfs /dev/shm
 mount -t proc proc /proc
 hostname "$POD"
-exec setpriv --reuid="$POD_UID" --regid="$POD_UID" --clear-groups --no-new-privs \
-  --bounding-set=-all --inh-caps=-all "$@"
+exec "$@"
 """
 WRITABLE = "/mnt/writable"
 """Where a pod sees its volume; besides it only /tmp and /dev/shm can be written to."""
@@ -64,7 +72,7 @@ WRITABLE = "/mnt/writable"
 
 def lacks() -> str:
     """Why there are no such pods here; "" where there are."""
-    for program in ("ip", "unshare", "setpriv"):
+    for program in ("ip", "unshare", "nsenter", "setpriv"):
         if shutil.which(program) is None:
             return f"the program `{program}` is not installed"
     try:
@@ -81,6 +89,7 @@ class Pod:
         self.name, self.address = name, address
         self._netns = netns
         self._log = folder / f"{name}.log"
+        self._environment: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(
@@ -93,9 +102,9 @@ class Pod:
             "WRITABLE": str(volume),
             "HOSTS": hosts,
             "POD": self.name,
-            "POD_UID": str(UID),
         }
-        inside = ["env", "-i", *(f"{k}={v}" for k, v in environment.items()), *command]
+        self._environment = ["env", "-i", *(f"{k}={v}" for k, v in environment.items())]
+        inside = [*_WITHOUT_RIGHTS, *self._environment, *command]
         enter = ["bash", "-c", _ENTER, "enter", *inside]
         own = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         with self._log.open("wb") as log:
@@ -118,6 +127,17 @@ class Pod:
             return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+
+    def execute(self, command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Beside its first process, as `kubectl exec` and hooks do."""
+        first = str(self.processes()[0].pid)
+        enter = ["nsenter", "--target", first, "--mount", "--uts", "--ipc", "--net", "--pid"]
+        return subprocess.run(
+            [*enter, *_WITHOUT_RIGHTS, *self._environment, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
 
     def terminate(self) -> None:
         """SIGTERM to its first process, as the kubelet sends it."""
