@@ -1,25 +1,18 @@
 """The image holds what the service needs, in the versions that are tested, and no trainer's own.
 
-No image can be built here: its steps are, in a virtual environment, in the slow test.
+No image can be built here; test_pods runs its steps in a virtual environment, and what they made.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-DOCKER = ROOT / "deploy" / "docker"
-DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+from support.image import DOCKER, DOCKERFILE, ROOT
 
 
 def requirements_script() -> ModuleType:
@@ -75,39 +68,3 @@ def test_image_and_manifests_name_one_user_and_version() -> None:
     assert f"ARG VERSION={version}\n" in DOCKERFILE
     assert f"-t dataservice:{version} " in DOCKERFILE or f"-t dataservice:{version} ." in DOCKERFILE
     assert "\nUSER 10001:10001\n" in DOCKERFILE
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_steps_of_the_build_make_a_service_without_torch(tmp_path: Path) -> None:
-    """The build stage's RUN lines, word for word, with folders of our own in place of its."""
-    venv, source = tmp_path / "venv", tmp_path / "build"
-    source.mkdir()
-    for name in ("dataservice", "trainer_client"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    shutil.copytree(DOCKER, source / "deploy" / "docker")
-    build_stage = DOCKERFILE.split("\nFROM ")[1].replace("\\\n", "")
-    steps = re.findall(r"^RUN (.+)$", build_stage, re.MULTILINE)
-    assert len(steps) == 3
-    for step in steps:
-        mine = step.replace("/opt/venv", str(venv))
-        mine = re.sub(r"^python ", f"{sys.executable} ", mine)
-        subprocess.run(["bash", "-ec", mine], cwd=source, check=True, timeout=600)
-    env = {"PATH": f"{venv / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    installed = {path.name for path in (venv / "lib").glob("python*/site-packages/*")}
-    assert {"ray", "dataservice", "numba"} <= installed
-    assert not [name for name in installed if name.startswith(("torch", "nvidia"))]
-    demo = env | {"DEMO_DIR": str(tmp_path / "demo")}
-    for command in (
-        ["dataservice", "--help"],
-        ["dataservice", "index", str(ROOT / "deploy/demo.yaml")],
-        ["ray", "kuberay-autoscaler", "--help"],
-        ["ray", "job", "submit", "--help"],
-    ):
-        done = subprocess.run(
-            command, env=demo, cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "demo" / "index").is_dir()

@@ -1,5 +1,7 @@
-"""The disaggregated layout's own Ray options and config in pods on this machine: what KubeRay would
-start, with a read-only root and without rights, serves and ends."""
+"""What the image holds, and the disaggregated layout in pods on this machine.
+
+Its own Ray options and config: what KubeRay would start, with a read-only root and without rights,
+serves, and ends."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from support.deploy_readme import make_secrets
+from support.image import build_image_venv, image_environment
 from support.manifests import built, groups, of_kind
 from support.pods import UID, WRITABLE, Pod, Pods, lacks, ray_start, shell, wait_until
 
@@ -39,12 +42,6 @@ with PackStream(sys.argv[1], host="node-a", **options) as stream:
         if batch.step == STEPS:
             break
 """.replace("STEPS", "4")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def namespaces() -> None:
-    if reason := lacks():
-        pytest.skip(f"no pods on this machine: {reason}")
 
 
 def volume(folder: Path, name: str) -> Path:
@@ -78,22 +75,10 @@ def config() -> str:
     )
 
 
-def image_environment(**more: str) -> dict[str, str]:
-    """As the image and KubeRay set it."""
-    return {
-        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-        "PYTHONPATH": str(ROOT),
-        "HOME": "/tmp",
-        "XDG_CACHE_HOME": "/tmp/cache",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "MALLOC_ARENA_MAX": "2",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "0" * 64,
-        **client_environment(WRITABLE),
-        **more,
-    }
+def environment(venv: Path, **more: str) -> dict[str, str]:
+    """As image, KubeRay and manifests set it."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    return image_environment(venv, **token, **client_environment(WRITABLE), **more)
 
 
 def client_environment(secrets: str) -> dict[str, str]:
@@ -134,11 +119,11 @@ def outward_ports(pod: Pod) -> dict[int, str]:
     return names
 
 
-def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, list[Pod]]:
+def start(pods: Pods, folder: Path, venv: Path) -> tuple[Pod, Pod, list[Pod]]:
     head = pods.start(
         "head",
         shell(ray_start(parameters("head"), address=None)),
-        image_environment(),
+        environment(venv),
         volume=volume(folder, "head-volume"),
     )
     wait_until(lambda: answers(head, 8265, "/api/gcs_healthz"), "head", 120, head)
@@ -148,7 +133,8 @@ def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, list[Pod]]:
     coordinator = pods.start(
         "dataservice",  # by the name of its Service
         [str(ROOT / "deploy/docker/serve_on_ray.sh"), f"{WRITABLE}/run.yaml"],
-        image_environment(
+        environment(
+            venv,
             RAY_ADDRESS=address,
             KUBERAY_GEN_RAY_START_CMD=ray_start(parameters("coordinator"), address=address),
             NUMBA_CACHE_DIR=f"{WRITABLE}/numba",
@@ -160,7 +146,7 @@ def start(pods: Pods, folder: Path) -> tuple[Pod, Pod, list[Pod]]:
         pods.start(
             f"data-{name}",
             command,
-            image_environment(RAY_ADDRESS=address, DATASERVICE_HOST=f"node-{name}"),
+            environment(venv, RAY_ADDRESS=address, DATASERVICE_HOST=f"node-{name}"),
             volume=volume(folder, f"disk-{name}"),
         )
         for name in "ab"
@@ -180,19 +166,51 @@ def steps_read(reader: subprocess.Popen[str]) -> list[str]:
     return output.splitlines()
 
 
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_image_venv(tmp_path_factory.mktemp("image"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_image_works_without_torch(tmp_path: Path, venv: Path) -> None:
+    installed = {path.name for path in (venv / "lib").glob("python*/site-packages/*")}
+    assert {"ray", "dataservice", "numba"} <= installed
+    assert not [name for name in installed if name.startswith(("torch", "nvidia"))]
+    for command in (
+        ["dataservice", "--help"],
+        ["dataservice", "index", str(ROOT / "deploy/demo.yaml")],
+        ["ray", "kuberay-autoscaler", "--help"],
+        ["ray", "job", "submit", "--help"],
+        ["ray", "health-check", "--help"],  # KubeRay's init container
+    ):
+        done = subprocess.run(
+            command,
+            env=image_environment(venv, HOME=str(tmp_path), DEMO_DIR=str(tmp_path / "demo")),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "demo" / "index").is_dir()
+
+
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_layout_serves_in_pods_without_rights_and_a_pod_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if reason := lacks():
+        pytest.skip(f"no pods on this machine: {reason}")
     secrets = tmp_path / "secrets"
     secrets.mkdir()
     make_secrets(secrets)
     for name, value in client_environment(str(secrets)).items():
         monkeypatch.setenv(name, value)
-    with Pods() as pods:
-        head, coordinator, data = start(pods, tmp_path)
+    with Pods(venv) as pods:
+        head, coordinator, data = start(pods, tmp_path, venv)
         every = (head, coordinator, *data)
         endpoint = f"{coordinator.address}:7070"
         healthy = lambda: answers(coordinator, 7071, "/healthz", "https")  # noqa: E731

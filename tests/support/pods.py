@@ -85,8 +85,11 @@ def lacks() -> str:
 
 
 class Pod:
-    def __init__(self, name: str, address: str, netns: str, folder: Path) -> None:
+    def __init__(
+        self, name: str, address: str, netns: str, folder: Path, shown: tuple[str, ...]
+    ) -> None:
         self.name, self.address = name, address
+        self._shown = shown
         self._netns = netns
         self._log = folder / f"{name}.log"
         self._environment: list[str] = []
@@ -95,7 +98,8 @@ class Pod:
     def run(
         self, command: list[str], environment: Mapping[str, str], volume: Path, hosts: str
     ) -> None:
-        shown = [sys.base_prefix, sys.prefix, str(Path(__file__).resolve().parents[2])]
+        project = str(Path(__file__).resolve().parents[2])
+        shown = [sys.base_prefix, sys.prefix, project, *self._shown]
         outside = {
             "PATH": os.environ["PATH"],
             "SHOWN": ":".join(shown),
@@ -160,7 +164,10 @@ class Pod:
 
 
 class Pods:
-    def __init__(self) -> None:
+    """`shown`: folders that the pods see besides Python's, theirs and this project's."""
+
+    def __init__(self, *shown: Path) -> None:
+        self._shown = tuple(map(str, shown))
         number = next(_NUMBERS)
         self._bridge = f"pb{os.getpid()}n{number}"
         self._prefix = f"pods-{os.getpid()}-{number}"
@@ -203,7 +210,7 @@ class Pods:
         _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", netns)
         _ip("link", "set", here, "master", self._bridge, "up")
         inside = ("-n", netns)
-        pod = Pod(name, f"{self._net}.{number}", netns, volume.parent)
+        pod = Pod(name, f"{self._net}.{number}", netns, volume.parent, self._shown)
         _ip(*inside, "address", "add", f"{pod.address}/24", "dev", there)
         _ip(*inside, "link", "set", there, "up")
         _ip(*inside, "link", "set", "lo", "up")
