@@ -77,8 +77,12 @@ def config() -> str:
 
 def environment(venv: Path, **more: str) -> dict[str, str]:
     """As image, KubeRay and manifests set it."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-    return image_environment(venv, **token, **client_environment(WRITABLE), **more)
+    given = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0" * 64,
+        "GRPC_DNS_RESOLVER": "native",  # names are in /etc/hosts here
+    }
+    return image_environment(venv, **given, **client_environment(WRITABLE), **more)
 
 
 def client_environment(secrets: str) -> dict[str, str]:
