@@ -130,7 +130,7 @@ def start(pods: Pods, folder: Path, venv: Path) -> tuple[Pod, Pod, list[Pod]]:
         environment(venv),
         volume=volume(folder, "head-volume"),
     )
-    wait_until(lambda: answers(head, 8265, "/api/gcs_healthz"), "head", 120, head)
+    wait_until(lambda: answers(head, 8265, "/api/gcs_healthz"), "head", 180, head)
     address = "head:6379"
     state = volume(folder, "state")
     (state / "run.yaml").write_text(config())
@@ -220,8 +220,8 @@ def test_the_layout_serves_in_pods_without_rights_and_a_pod_leaves(
         healthy = lambda: answers(coordinator, 7071, "/healthz", "https")  # noqa: E731
         wait_until(healthy, "coordinator", 180, *every)
         hosts = lambda: {stager["host"] for stager in status(endpoint)["stagers"]}  # noqa: E731
-        wait_until(lambda: hosts() == {"node-a", "node-b"}, "two stagers", 120, *every)
-        wait_until(lambda: status(endpoint)["workers"], "worker", 120, *every)
+        wait_until(lambda: hosts() == {"node-a", "node-b"}, "two stagers", 180, *every)
+        wait_until(lambda: status(endpoint)["workers"], "worker", 180, *every)
         for pod in (coordinator, *data):  # as the kubelet asks, without a token
             assert answers(pod, 6384, "/api/local_raylet_healthz")
         reader = subprocess.Popen(

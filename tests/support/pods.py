@@ -121,6 +121,9 @@ class Pod:
                 start_new_session=True,
             )
 
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
     def output(self) -> str:
         return self._log.read_text(errors="replace")
 
@@ -233,9 +236,11 @@ def ray_start(parameters: Mapping[str, str], *, address: str | None) -> str:
 def wait_until(look: Callable[[], object], what: str, timeout_s: float, *pods: Pod) -> None:
     end = time.monotonic() + timeout_s
     while not look():
-        if time.monotonic() > end:
+        is_over = any(pod.has_ended() for pod in pods)
+        if time.monotonic() > end or is_over:
             said = "\n".join(f"--- {pod.name}:\n{pod.output()[-4000:]}" for pod in pods)
-            raise AssertionError(f"no {what} within {timeout_s:g} s\n{said}")
+            why = "a pod ended" if is_over else f"within {timeout_s:g} s"
+            raise AssertionError(f"no {what}: {why}\n{said}")
         time.sleep(0.2)
 
 
