@@ -66,6 +66,8 @@ mount -t proc proc /proc
 hostname "$POD"
 exec "$@"
 """
+LOOPBACK = "00000000000000000000000001000000"
+"""As /proc/net/tcp6 has ::1."""
 WRITABLE = "/mnt/writable"
 """Where a pod sees its volume; besides it only /tmp and /dev/shm can be written to."""
 
@@ -156,14 +158,30 @@ class Pod:
 
     def listening(self) -> dict[int, set[int]]:
         """Port -> ids of the processes that listen there for others than the pod itself."""
+        members = self.processes()
+        ports = {} if not members else _listening_sockets(members[0].pid)
         found: dict[int, set[int]] = {}
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                for connection in process.net_connections("inet"):
-                    is_outward = connection.laddr and not connection.laddr.ip.startswith("127.")
-                    if connection.status == psutil.CONN_LISTEN and is_outward:
-                        found.setdefault(connection.laddr.port, set()).add(process.pid)
+        for process in members:
+            with suppress(OSError):
+                for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+                    with suppress(OSError):
+                        port = ports.get(os.readlink(descriptor))
+                        if port is not None:
+                            found.setdefault(port, set()).add(process.pid)
         return found
+
+
+def _listening_sockets(pid: int) -> dict[str, int]:
+    """Of a process's network namespace: what a descriptor says -> port, but for loopback's."""
+    found: dict[str, int] = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            address, _, port = local.rpartition(":")
+            is_loopback = address == LOOPBACK or address.endswith("0100007F")
+            if state == "0A" and not is_loopback:
+                found[f"socket:[{rest[5]}]"] = int(port, 16)
+    return found
 
 
 class Pods:
