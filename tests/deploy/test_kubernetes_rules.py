@@ -44,8 +44,15 @@ def labels(template: Any) -> dict[str, str]:
     return found
 
 
-def selected(overlay: str, selector: dict[str, str]) -> set[str]:
-    return {name for name, t in templates(overlay) if selector.items() <= labels(t).items()}
+def selected(overlay: str, selector: dict[str, str], *expressions: Any) -> set[str]:
+    """Pods by their groups; of `expressions` those with In."""
+    assert all(e["operator"] == "In" for e in expressions)
+    return {
+        name
+        for name, t in templates(overlay)
+        if selector.items() <= labels(t).items()
+        and all(labels(t)[e["key"]] in e["values"] for e in expressions)
+    }
 
 
 # ---- security -----------------------------------------------------------------------------------
@@ -115,8 +122,17 @@ def test_policies_leave_trainers_no_way_to_ray(overlay: str) -> None:
     policies = {p["metadata"]["name"]: p["spec"] for p in of_kind(built(overlay), "NetworkPolicy")}
     everybody = {name for name, _ in templates(overlay)}
     for name, policy in policies.items():
-        chosen = selected(overlay, policy["podSelector"]["matchLabels"])
-        assert chosen == ({"head"} if name == "dataservice-operator" else everybody)
+        selector = policy["podSelector"]
+        chosen = selected(overlay, selector["matchLabels"], *selector.get("matchExpressions", ()))
+        assert (
+            chosen
+            == {
+                "dataservice": everybody,
+                "dataservice-operator": {"head"},
+                "dataservice-trainers": everybody - {"head", "submitter"},
+                "dataservice-watchers": everybody - {"head", "submitter"},
+            }[name]
+        )
     assert policies["dataservice"]["policyTypes"] == ["Ingress", "Egress"]
     (inside,) = policies["dataservice"]["ingress"]
     (peer,) = inside["from"]

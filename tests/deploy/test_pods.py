@@ -235,6 +235,7 @@ def test_the_layout_serves_in_pods_without_rights_and_a_pod_leaves(
             assert reader.stdout.readline().startswith("0 0 ")
             for pod in every:
                 assert {process.uids().effective for process in pod.processes()} == {UID}
+            for pod in (coordinator, *data):
                 for port, command in outward_ports(pod).items():  # as base/network.yaml says
                     assert port < EPHEMERAL or "Actor" in command, (pod.name, port, command)
             assert {7070, 7071} <= outward_ports(coordinator).keys()
