@@ -244,7 +244,9 @@ class Pods:
 
 def ray_start(parameters: Mapping[str, str], *, address: str | None) -> str:
     """The command line that KubeRay makes of a group's rayStartParams; None for the head."""
-    given = {**parameters, "block": "true"} | ({} if address is None else {"address": address})
+    given = {"metrics-export-port": "8080", **parameters, "block": "true"} | (
+        {} if address is None else {"address": address}
+    )
     options = " ".join(
         f"--{name}" if value == "true" else f"--{name}={value}" for name, value in given.items()
     )
