@@ -247,7 +247,7 @@ def test_the_layout_serves_in_pods_without_rights_and_a_pod_leaves(
             data[0].terminate()
             data[0].wait(60)
             assert len(steps_read(reader)) == 4 * 4
-            assert hosts() == {"node-b"}
+            wait_until(lambda: hosts() == {"node-b"}, "stager gone", 60, head, coordinator)
         finally:
             reader.kill()
             reader.communicate()
