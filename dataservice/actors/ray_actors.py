@@ -172,6 +172,11 @@ class WorkerActor:
         return [thread.name for thread in threading.enumerate()]
 
 
+HOST = "DATASERVICE_HOST"
+"""Environment of a data node: the name that trainers have for its host, where Ray's is another, as
+that of a pod is."""
+
+
 async def _mirrored(worker: Worker) -> None:
     """Not a method: an actor with a coroutine would be Ray's to run, in a thread of its own."""
     mirrored = asyncio.ensure_future(keep_mirrored(worker.sheet))
@@ -197,7 +202,7 @@ class StagerActor:
         self._stager = Stager(
             coordinator=coordinator,
             node=node,
-            host=host,
+            host=os.environ.get(HOST) or host,
             config_json=config_json,
             advertise=advertised_host(config_from_json(config_json).serving.host),
         )
