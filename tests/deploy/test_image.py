@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
 from support.image import DOCKER, DOCKERFILE, ROOT
+
+from dataservice import __version__
 
 
 def requirements_script() -> ModuleType:
@@ -64,7 +65,7 @@ def test_what_is_copied_into_the_build_is_let_in() -> None:
 
 
 def test_image_and_manifests_name_one_user_and_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = __version__.partition(".dev")[0]
     assert f"ARG VERSION={version}\n" in DOCKERFILE
     assert f"-t dataservice:{version} " in DOCKERFILE or f"-t dataservice:{version} ." in DOCKERFILE
     assert "\nUSER 10001:10001\n" in DOCKERFILE
