@@ -384,6 +384,15 @@ def test_promises_are_held_by_tests_that_exist() -> None:
     assert rows == list("12345678")
 
 
+def test_the_readme_prints_each_promise_with_a_test_that_holds_it() -> None:
+    section = TEXTS["README.md"].partition("## Promises\n")[2].partition("\n## ")[0]
+    held = re.findall(r"^(\d)\. \*\*.*?\[`([\w/]+\.py::\w+)`\]", section, re.MULTILINE | re.DOTALL)
+    assert [number for number, _ in held] == list("12345678")
+    for number, test in held:
+        row = re.search(rf"^\| \*\*{number}\. .*$", TEXTS[PROMISES], re.MULTILINE)
+        assert row is not None and f"`{test}`" in row[0], test
+
+
 def test_tests_named_elsewhere_exist() -> None:
     for guide in set(GUIDES) - {PROMISES}:
         for path, test in re.findall(r"`([\w/]+\.py)::(\w+)`", TEXTS[guide]):
