@@ -88,10 +88,8 @@ def speaks_to_service(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _where_to_ask(text: str) -> str:
-    if "http1.x server" in text:
-        return (
-            "; that port speaks HTTP, such as the status page's: take the one behind `serving on`"
-        )
+    if "Failed parsing HTTP/2" in text:
+        return "; that port speaks no gRPC; the status page has its own: take the one behind `serving on`"
     if "failed to connect" in text or "errors resolving" in text:
         return (
             "; is `dataservice serve` running there? Its first line, `serving on`, is the endpoint"

@@ -26,7 +26,7 @@ def test_the_port_of_the_status_page() -> None:
         thread.start()
         try:
             endpoint = f"127.0.0.1:{server.server_address[1]}"
-            with pytest.raises(ServiceUnavailable, match="that port speaks HTTP"):
+            with pytest.raises(ServiceUnavailable, match="that port speaks no gRPC"):
                 CliRunner().invoke(app, ["status", endpoint], catch_exceptions=False)
         finally:
             server.shutdown()
