@@ -89,7 +89,7 @@ def speaks_to_service(command: Callable[..., None]) -> Callable[..., None]:
 
 def _where_to_ask(text: str) -> str:
     if "Failed parsing HTTP/2" in text:
-        return "; that port speaks no gRPC; the status page has its own: take the one behind `serving on`"
+        return "; that port speaks no gRPC, such as the status page's: take that of `serving on`"
     if "failed to connect" in text or "errors resolving" in text:
         return (
             "; is `dataservice serve` running there? Its first line, `serving on`, is the endpoint"
