@@ -297,7 +297,7 @@ class ParallelLayout:
     @property
     def sync_domain(self) -> int:
         """Consecutive DP ranks that wait for each other at every expert layer: a good value for
-        `plan.balance.sync_domain`. 1 without expert parallelism.
+        `balance.sync_domain`. 1 without expert parallelism.
 
         As Megatron-Core makes expert groups when the experts are cut by tp as the rest is: of `ep`
         neighbours in cp and dp. Where experts are not cut, an expert group has fewer DP ranks.

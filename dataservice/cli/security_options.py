@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dataservice.errors import ServiceUnavailable
 from dataservice.rpc.security import ClientSecurity
 
 __all__ = ["speaks_to_service"]
@@ -69,7 +70,10 @@ def speaks_to_service(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         shown = {name: given.pop(name) for name in _OPTIONS}
-        command(**given, security=_security(shown))
+        try:
+            command(**given, security=_security(shown))
+        except ServiceUnavailable as error:
+            raise ServiceUnavailable(f"{error}{_where_to_ask(str(error))}") from None
 
     signature = inspect.signature(command, eval_str=True)
     mine = [one for name, one in signature.parameters.items() if name != "security"]
@@ -81,6 +85,16 @@ def speaks_to_service(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _where_to_ask(text: str) -> str:
+    if "Failed parsing HTTP/2" in text:
+        return "; that port speaks no gRPC, such as the status page's: take that of `serving on`"
+    if "failed to connect" in text or "errors resolving" in text:
+        return (
+            "; is `dataservice serve` running there? Its first line, `serving on`, is the endpoint"
+        )
+    return ""
 
 
 def _security(shown: dict[str, str | None]) -> ClientSecurity:

@@ -43,7 +43,7 @@ class Picture:
     spec: ImageSpec
     patches: slice
     place: str
-    """For people: "<member> in <source>/<shard name>"."""
+    """For people: "<member> in <source>/<shard name>", or the shard's whole path."""
 
 
 def pictures_of(spec: PackSpec, rules: VisionRules) -> list[Picture]:
@@ -59,11 +59,15 @@ def pictures_of(spec: PackSpec, rules: VisionRules) -> list[Picture]:
                     item=number,
                     spec=image,
                     patches=slice(start, stop),
-                    place=f"{image.member} in {shard.source}/{shard.name}",
+                    place=f"{image.member} in {_shard_place(shard.source, shard.name)}",
                 )
             )
             start = stop
     return pictures
+
+
+def _shard_place(source: str, name: str) -> str:
+    return name if name.startswith("/") or "://" in name else f"{source}/{name}"
 
 
 class _Cancelled(Exception):
