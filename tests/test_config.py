@@ -176,6 +176,11 @@ def test_all_errors_come_at_once(tmp_path: Path) -> None:
         ("job: " + "9" * 5000, "not a YAML file"),
         ("[" * 100_000, "nested too deeply"),
         ("job: !!python/name:os.system x", "not a YAML file"),
+        (
+            "a0: &a0 [1]\n"
+            + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
+            "holds over 1,000,000 values, those of aliases",
+        ),
     ],
 )
 def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -22,6 +22,8 @@ from dataservice.errors import ConfigError
 Key = tuple[str | int, ...]
 
 _SHOWN_BITS = 1024
+MAX_VALUES = 1_000_000
+"""In a file, those that aliases repeat counted each time: a few lines of aliases make billions."""
 
 
 def parse_config(text: str, *, name: str, base_dir: str) -> ConfigFile:
@@ -36,6 +38,10 @@ def parse_config(text: str, *, name: str, base_dir: str) -> ConfigFile:
         raise ConfigError(f"{name}: not a YAML file: {error}") from error
     except RecursionError:
         raise ConfigError(f"{name}: is nested too deeply") from None
+    except _TooManyValues:
+        raise ConfigError(
+            f"{name}: holds over {MAX_VALUES:,} values, those of aliases (*name) counted each time"
+        ) from None
     except _DuplicateKey as error:
         raise ConfigError(f"{name}:{error.line}: {error.key}: this key stands here twice") from None
     if not isinstance(data, Mapping):
@@ -56,6 +62,10 @@ def described(error: ValidationError, name: str, lines: Mapping[Key, int]) -> Co
     return ConfigError("\n".join(_describe(detail, name, lines) for detail in error.errors()))
 
 
+class _TooManyValues(Exception):
+    pass
+
+
 class _DuplicateKey(Exception):
     def __init__(self, key: str, line: int) -> None:
         self.key = key
@@ -64,6 +74,8 @@ class _DuplicateKey(Exception):
 
 
 def _collect_lines(node: yaml.Node, key: Key, lines: dict[Key, int]) -> None:
+    if len(lines) > MAX_VALUES:
+        raise _TooManyValues
     if isinstance(node, yaml.MappingNode):
         for name_node, value in node.value:
             child = (*key, str(name_node.value))

@@ -1,13 +1,15 @@
 """What `lint` says of one thing: a picture, a member or archive, a record.
 
 Invariants: `as_object` has the same keys for all findings of a kind; text in it is valid Unicode,
-whatever the names on disk are.
+whatever the names on disk are, and URLs in it show no credentials.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from dataservice.masking import mask_urls
 
 Kind = Literal["image", "zip", "tar", "jsonl"]
 
@@ -62,4 +64,4 @@ class Finding:
 
 
 def _plain(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return mask_urls(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))

@@ -3,7 +3,8 @@
 Invariants: where the service has a token it is asked for on every path but /healthz; where it has
 none, and loopback alone is served, the request must name a loopback host, so that no page of
 another site reads it through a name of its own; requests are small and few at once
-(obs.web_limits); what a handler raises is a 500 without its text.
+(obs.web_limits); what a handler raises is a 500 without its text; what came in a malformed request
+stays out of the log: its header may be the one with the token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from dataservice.errors import ConfigError
 from dataservice.obs.web_limits import LimitedSite
@@ -30,6 +31,7 @@ from dataservice.rpc.security import (
 __all__ = ["Answer", "Handler", "WebServer", "start_web"]
 
 _LOG = logging.getLogger(__name__)
+_AIOHTTP_LOG = logging.getLogger(f"{__name__}.aiohttp")
 
 KEEPALIVE_S = 30.0
 """Of a connection between two requests."""
@@ -87,7 +89,11 @@ async def start_web(
     for path, handler in routes.items():
         app.router.add_get(path, _handled(handler))
     runner = web.AppRunner(
-        app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEEPALIVE_S
+        app,
+        access_log=None,
+        logger=_AIOHTTP_LOG,
+        shutdown_timeout=1.0,
+        keepalive_timeout=KEEPALIVE_S,
     )
     await runner.setup()
     context = None if security.tls is None else server_ssl_context(security.tls)
@@ -102,6 +108,15 @@ async def start_web(
         ) from None
     bound: int = runner.addresses[0][1]
     return WebServer(runner, host, bound, "https" if context else "http")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Errors about malformed requests quote them."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, http_exceptions.HttpProcessingError)
+
+
+_AIOHTTP_LOG.addFilter(_is_ours)
 
 
 def _guard(

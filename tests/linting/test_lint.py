@@ -410,3 +410,9 @@ def test_any_bytes_are_findings(
     for finding in lint(folder / name, digest=True):
         assert finding.reason is None or len(finding.reason) > 4
         assert json.dumps(finding.as_object(digest=True))
+
+
+def test_urls_show_no_credentials() -> None:
+    url = "s3://me:hidden@store/a.jsonl?X-Amz-Signature=hidden"
+    found = Finding(file=url, kind="jsonl", reason=f"{url}: not there", line=3)
+    assert "hidden" not in found.place + json.dumps(found.as_object(digest=False))

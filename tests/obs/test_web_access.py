@@ -197,3 +197,16 @@ def test_connections_past_the_most_are_ended_until_others_go(
             assert ended(late) == b""
     time.sleep(0.2)
     assert get(server, "/healthz") == (200, "ok")
+
+
+@pytest.mark.parametrize("header", ["Authorization: Bearer {}\x01", "Authorization : Bearer {}"])
+def test_the_token_of_a_malformed_request_is_not_logged(
+    web: Web, caplog: pytest.LogCaptureFixture, header: str
+) -> None:
+    caplog.set_level("DEBUG")
+    server = web(ServerSecurity())
+    with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+        asked = f"GET /shout HTTP/1.1\r\nHost: localhost\r\n{header.format(TOKEN)}\r\n\r\n"
+        connection.sendall(asked.encode())
+        assert b" 400 " in connection.recv(4096)
+    assert TOKEN not in caplog.text
