@@ -51,6 +51,13 @@ def cache_disk(folder: str, *, budget_bytes: int | None, field: str) -> Finding:
     except OSError as error:
         remedy = f"name a folder on this machine's own disk in {field}"
         return problem(name, f"{folder} cannot be written to ({error.strerror})", remedy)
+    if not speed.written_bytes:
+        return warning(
+            name,
+            f"{folder} is full ({decimal(free)} free): its speed was not measured",
+            f"make room, or name another disk in {field}: shards that do not fit are read from "
+            "their origins (what the cache holds already counts as used here)",
+        )
     kind = disk_speed.file_system(folder)
     words = (
         f"{folder} ({kind or 'unknown'}): writes {decimal(round(speed.write_bytes_per_s))}/s, "

@@ -116,6 +116,13 @@ def _who(waiting: Sequence[int], num_ranks: int) -> str:
 
 def _bottleneck(status: Mapping[str, Any]) -> tuple[str, str]:
     workers = [w for w in status["workers"] if not w["draining"]]
+    if not workers:
+        count = len(status["workers"])
+        return (
+            "no worker takes new packs",
+            f"{'All' if count != 1 else 'The'} {count:,} worker{'s' if count != 1 else ''} that "
+            "there are drain: take a node back, or give the service more nodes or workers.",
+        )
     hung = sum(w.get("stuck_reads", 0) for w in workers)
     if hung:
         return "reads hang", f"{hung} reads are past their deadline: look at the storage."
@@ -160,9 +167,11 @@ def _slowest(session: Mapping[str, Any]) -> tuple[int, str] | None:
         return None
     ago = session["heard_s_ago"][rank]
     step, micro_step = done[rank]
+    state = (
+        "has closed its stream" if session["closed"][rank] else f"was last heard {ago:.0f} s ago"
+    )
     return rank, (
-        f"It is at step {step} micro-step {micro_step}, the others are further, and was last "
-        f"heard {ago:.0f} s ago."
+        f"It is at step {step} micro-step {micro_step}, the others are further, and {state}."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -359,3 +360,13 @@ def test_it_imports_no_ray() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert found.stdout.split() == ["False"]
+
+
+def test_a_full_cache_disk_is_named_so_and_not_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil._ntuple_diskusage(total=1, used=1, free=0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    finding = doctor_disks.cache_disk(str(tmp_path), budget_bytes=None, field="f")
+    assert finding.level == "warning" and "is full (0 bytes free)" in finding.words
+    assert "make room" in finding.remedy

@@ -119,3 +119,17 @@ def test_no_worker_is_the_first_thing_to_say() -> None:
     found = status([0.9], workers=[], workers_without_room=4)
     assert said(found) == ("error", "Every rank waits: no worker is alive")
     assert verdict_of(found)["why"] == "Ray has no room for 4 of them."
+
+
+def test_workers_that_all_drain_are_no_matter_of_storage() -> None:
+    drained = [worker(draining=True, ready_packs=0)] * 2
+    verdict = verdict_of(status([0.5, 0.5], workers=drained))
+    assert verdict["text"].endswith("for workers: no worker takes new packs")
+    assert "All 2 workers that there are drain" in verdict["why"]
+
+
+def test_a_rank_that_others_wait_for_may_have_closed_its_stream() -> None:
+    session = {"closed": [False, True], "done": [[9, 0], [4, 0]]}
+    verdict = verdict_of(status([0.9, 0.0], [0.0, 0.0], session=session))
+    assert verdict["text"] == "All wait for rank 1"
+    assert verdict["why"].endswith("and has closed its stream.")
