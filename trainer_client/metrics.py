@@ -16,10 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dataservice.errors import ConfigError
-from trainer_client.metrics_server import MetricsServer
+
+if TYPE_CHECKING:
+    from trainer_client.metrics_server import MetricsServer
 
 LOG = logging.getLogger(__name__)
 
@@ -144,6 +146,8 @@ def served_metrics(
     stream: _HasStats, labels: Mapping[str, object], *, host: str, port: int
 ) -> MetricsServer:
     """Ends with `stream` at the latest."""
+    from trainer_client.metrics_server import MetricsServer  # a tenth of what trainers import
+
     known = weakref.ref(stream)
 
     def text() -> str:

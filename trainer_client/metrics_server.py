@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 from dataservice.errors import ConfigError
@@ -51,8 +52,11 @@ class MetricsServer:
 
     def close(self) -> None:
         """Idempotent."""
+        if threading.current_thread() is self._thread:  # it had the stream last
+            threading.Thread(target=self.close, name="pack-metrics-end", daemon=True).start()
+            return
         if os.getpid() == self._pid and self._thread.is_alive():
-            self._server.cut()
+            self._server.end_requests()
             self._server.shutdown()
             self._thread.join(JOIN_S)
         self._server.server_close()
@@ -61,9 +65,16 @@ class MetricsServer:
 class _Server(HTTPServer):
     request_queue_size = 8
     _connection: socket.socket | None = None
+    _ending = False
+
+    def server_bind(self) -> None:
+        """Without HTTPServer's look at the name of the host, which can take seconds."""
+        TCPServer.server_bind(self)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         self._connection = request
+        if self._ending:
+            return
         deadline = threading.Timer(REQUEST_S, self.cut)
         deadline.daemon = True
         deadline.start()
@@ -73,6 +84,11 @@ class _Server(HTTPServer):
             deadline.cancel()
             deadline.join()
             self._connection = None
+
+    def end_requests(self) -> None:
+        """Also one that is only just coming."""
+        self._ending = True
+        self.cut()
 
     def cut(self) -> None:
         """Ends the request that is being answered."""

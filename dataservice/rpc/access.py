@@ -89,6 +89,8 @@ class Access:
         self._endpoint = endpoint
         self._security = ClientSecurity.from_environment() if security is None else security
         self._files = FileChanges(self._security.tls_files)
+        self._credentials: Any = None
+        """Of the last channel."""
         token_file = self._security.token_file
         self._token = None if token_file is None else TokenFile(token_file)
         host = endpoint.rpartition(":")[0].strip("[]")
@@ -101,15 +103,22 @@ class Access:
             )
 
     def channel(self, maker: Any, options: Options) -> Any:
-        """`maker`: grpc or grpc.aio. Raises ConfigError for files that cannot be used."""
+        """`maker`: grpc or grpc.aio. Raises ConfigError for files that cannot be used, the first
+        time; later ones show what the channel before them did."""
         security = self._security
         if not security.uses_tls:
             return maker.insecure_channel(self._endpoint, options=options)
         self._files.look()
+        try:
+            self._credentials = _channel_credentials(security)
+        except ConfigError as error:  # one file is there, the other is on its way
+            if self._credentials is None:
+                raise
+            _LOG.warning("%s; the files of before are shown", error)
         more: list[tuple[str, Any]] = [*options]
         if security.server_name is not None:
             more.append(("grpc.ssl_target_name_override", security.server_name))
-        return maker.secure_channel(self._endpoint, _channel_credentials(security), options=more)
+        return maker.secure_channel(self._endpoint, self._credentials, options=more)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:

@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
@@ -48,8 +47,6 @@ from dataservice.rpc.security import ClientSecurity
 from dataservice.wire.messages import StreamPack
 
 __all__ = ["CoordinatorClient", "DataClient", "PackFrames", "checked_endpoint"]
-
-_LOG = logging.getLogger(__name__)
 
 SINGLE_THREADED: Options = [(grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
 """A stream is read by the thread that wants it; else gRPC starts one for every stream and hands
@@ -102,10 +99,7 @@ class _Client:
             return failure
         if not self._access.is_renewed():
             return self._access.explained(failure)
-        try:
-            self._connect_anew(channel)
-        except ConfigError as error:  # one file is there, the other is on its way
-            _LOG.warning("%s; the files of before are shown", error)
+        self._connect_anew(channel)
         return failure
 
     def __enter__(self) -> Any:

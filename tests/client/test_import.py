@@ -21,6 +21,7 @@ HEAVY = (
     "pytorch_lightning",
     "torchtitan",
     "transformers",
+    "http.server",
     "dataservice.rpc.server",
     "dataservice.config",
     "dataservice.storage",

@@ -17,7 +17,14 @@ from support.scrape import get, missing, one, samples_of
 
 from dataservice.errors import ConfigError
 from trainer_client import PackStream, ParallelLayout, metrics_server
-from trainer_client.metrics import WAITS_S, Counts, MetricsFile, prometheus_text
+from trainer_client.metrics import (
+    WAITS_S,
+    Counts,
+    MetricsFile,
+    StreamStats,
+    prometheus_text,
+    served_metrics,
+)
 from trainer_client.testing import FakeService, synthetic_packs
 
 PACKS = synthetic_packs(6, seed=2)
@@ -179,6 +186,38 @@ def test_a_request_without_an_end_holds_up_others_for_a_time_only(
                 before = time.monotonic()
                 stream.close()
                 assert time.monotonic() - before < 5
+
+
+class Last:
+    """Has nobody but who asks it."""
+
+    def __init__(self, kept: list[Last]) -> None:
+        kept.append(self)
+        self._kept = kept
+
+    def stats(self) -> StreamStats:
+        self._kept.clear()
+        with FakeService(PACKS) as service:
+            return served(service).stats()
+
+
+def test_a_stream_that_its_own_server_had_last_takes_it_along() -> None:
+    kept: list[Last] = []
+    server = served_metrics(Last(kept), {"job": "j"}, host="127.0.0.1", port=0)
+    assert get(f"http://{server.address}/metrics")
+    until = time.monotonic() + 10
+    while [t for t in threading.enumerate() if t.name.startswith("pack-metrics")]:
+        assert time.monotonic() < until, "the server's thread waits for itself"
+        time.sleep(0.02)
+    with pytest.raises(URLError):
+        get(f"http://{server.address}/metrics")
+
+
+def test_no_name_of_the_host_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a name service that takes seconds."""
+    monkeypatch.setattr(socket, "getfqdn", lambda _name="": pytest.fail("a look-up"))
+    with FakeService(PACKS) as service, served(service, metrics_port=0) as stream:
+        assert stream.metrics_address.startswith("127.0.0.1:")
 
 
 def served(service: FakeService, **options: Any) -> PackStream:

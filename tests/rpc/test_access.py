@@ -305,6 +305,51 @@ def test_a_client_connects_with_its_renewed_certificate(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_client_keeps_its_certificate_while_half_of_the_next_is_there(
+    serve: Serve, authority: Authority, kind: str
+) -> None:
+    """A worker or trainer that ended with ConfigError then would end for nothing."""
+    server = both(serve, authority.server(mutual=True))
+    shown = authority.client("rank", expired=True)
+    assert shown.key_file is not None
+    key = Path(shown.key_file)
+    old_key = key.read_bytes()
+
+    def half() -> bytes:
+        authority.issue("rank")
+        new_key = key.read_bytes()
+        replace_file(key, old_key)
+        return new_key
+
+    if kind == "blocking":
+        with CoordinatorClient(server.endpoint, shown) as client:
+            new_key = half()
+            for _ in range(2):
+                with pytest.raises(ServiceUnavailable):
+                    client.call(GetStatus(), 10.0)
+            replace_file(key, new_key)
+            with pytest.raises(ServiceUnavailable):
+                client.call(GetStatus(), 10.0)
+            assert client.call(GetStatus(), 10.0) == STATUS
+        return
+
+    async def run() -> None:
+        async with AsyncCoordinatorClient(server.endpoint, shown) as client:
+            with pytest.raises(AccessRefused):
+                await client.call(GetStatus(), 10.0)
+            new_key = half()
+            for _ in range(2):
+                with pytest.raises(ServiceUnavailable):
+                    await client.call(GetStatus(), 10.0)
+            replace_file(key, new_key)
+            with pytest.raises(ServiceUnavailable):
+                await client.call(GetStatus(), 10.0)
+            assert await client.call(GetStatus(), 10.0) == STATUS
+
+    asyncio.run(run())
+
+
 def test_a_token_is_changed_while_clients_show_the_old_one(
     serve: Serve, authority: Authority
 ) -> None:
