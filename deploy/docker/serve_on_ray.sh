@@ -26,6 +26,8 @@ if [ -z "${KUBERAY_GEN_RAY_START_CMD:-}" ]; then
   exit 2
 fi
 
+export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token} # without a token Ray does not join
+
 node=
 service=
 asked=

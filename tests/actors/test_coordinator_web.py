@@ -198,7 +198,7 @@ def test_many_who_look_cost_no_more_than_one() -> None:
         asked.append(request)
         return StatusReport(status="{}")
 
-    coordinator: Any = SimpleNamespace(get_status=get_status)
+    coordinator: Any = SimpleNamespace(get_status=get_status, shared=None)
 
     async def check() -> None:
         status = routes(coordinator)["/api/status"]

@@ -17,6 +17,7 @@ from dataservice.errors import ServiceUnavailable
 
 class FakeService:
     endpoint = "127.0.0.1:7070"
+    page_url = ""
 
     def __init__(self) -> None:
         self.checks = 0

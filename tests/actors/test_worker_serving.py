@@ -22,6 +22,7 @@ class Built(Worker):
     def __init__(self, pack: EncodedPack) -> None:
         self.pack = pack
         self.given: list[EncodedPack] = []
+        self._sending_bytes = 0
 
     async def whole_pack(self, request: StreamPack) -> EncodedPack:
         return self.pack

@@ -333,6 +333,7 @@ def test_a_wrong_config_is_a_problem_and_the_machine_is_looked_at_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_disks, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(doctor_run, "ports", lambda *_: [])
     path = tmp_path / "run.yaml"
     path.write_text("jbo: x\n")
     assert run("doctor", path) == 1
