@@ -127,15 +127,21 @@ def _guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         silent.discard(request.protocol)
+        try:
+            response = refusal(request) or await handler(request)
+        except web.HTTPException as error:  # no such path, another method
+            error.headers.update(HEADERS)
+            raise
+        response.headers.update(HEADERS)
+        return response
+
+    def refusal(request: web.Request) -> web.Response | None:
         if only_here and not is_loopback(_host_named(request)):
             return web.Response(status=403, text="ask for it by 127.0.0.1 or localhost")
         if token is not None and request.path != "/healthz" and not _lets_in(token, request):
-            refused = web.Response(status=401, text="a token is needed")
-            refused.headers["WWW-Authenticate"] = 'Basic realm="dataservice", charset="UTF-8"'
-            return refused
-        response = await handler(request)
-        response.headers.update(HEADERS)
-        return response
+            asked = {"WWW-Authenticate": 'Basic realm="dataservice", charset="UTF-8"'}
+            return web.Response(status=401, text="a token is needed", headers=asked)
+        return None
 
     return guard
 

@@ -18,7 +18,7 @@ from support.certificates import TOKEN, Authority
 
 from dataservice.errors import ConfigError
 from dataservice.obs import web_limits
-from dataservice.obs.web import Answer, WebServer, start_web
+from dataservice.obs.web import HEADERS, Answer, WebServer, start_web
 from dataservice.rpc.security import ServerSecurity
 
 Web = Callable[..., WebServer]
@@ -75,6 +75,27 @@ def get(
         answer = ended(connection).decode()
     head, _, body = answer.partition("\r\n\r\n")
     return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize(
+    ("request_line", "host", "status"),
+    [
+        ("GET /shout?word=a", "127.0.0.1", 200),
+        ("GET /none", "127.0.0.1", 404),
+        ("POST /shout", "127.0.0.1", 405),
+        ("GET /shout", "evil.example", 403),
+    ],
+)
+def test_every_answer_keeps_browsers_to_what_is_meant(
+    web: Web, request_line: str, host: str, status: int
+) -> None:
+    with connected(web(ServerSecurity())) as connection:
+        lines = [f"{request_line} HTTP/1.1", f"Host: {host}", "Connection: close", "", ""]
+        connection.sendall("\r\n".join(lines).encode())
+        head = ended(connection).decode().partition("\r\n\r\n")[0]
+    assert int(head.split()[1]) == status
+    for header, value in HEADERS.items():
+        assert f"{header}: {value}" in head
 
 
 def ended(connection: socket.socket) -> bytes:
