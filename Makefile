@@ -1,4 +1,4 @@
-.PHONY: venv trainers demo test test-slow soak soak-client fuzz lint format dist clean
+.PHONY: venv trainers demo test test-slow test-clusters soak soak-client fuzz lint format dist clean
 
 PY := .venv/bin/python
 
@@ -13,10 +13,14 @@ demo: venv
 	$(PY) deploy/demo.py
 
 test: trainers
-	$(PY) -m pytest -q -m "not slow" tests
+	$(PY) -m pytest -q -m "not slow and not clusters" tests
 
 test-slow: trainers
 	$(PY) -m pytest -q -m slow tests
+
+# Slurm, machines and pods in namespaces of this machine; needs root and what deploy/install_slurm.sh installs.
+test-clusters: trainers
+	$(PY) -m pytest -q -m clusters tests
 
 # An hour of random faults over a training run.
 soak: venv

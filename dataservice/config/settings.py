@@ -152,7 +152,9 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     try:
         with open(name, encoding="utf-8") as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: cannot be read: {error}") from error
     base_dir = os.path.dirname(os.path.abspath(name))
     return _build(parse_config(text, name=name, base_dir=base_dir))

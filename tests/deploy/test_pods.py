@@ -175,7 +175,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_image_venv(tmp_path_factory.mktemp("image"))
 
 
-@pytest.mark.slow
+@pytest.mark.clusters
 @pytest.mark.timeout(900)
 def test_the_image_works_without_torch(tmp_path: Path, venv: Path) -> None:
     installed = {path.name for path in (venv / "lib").glob("python*/site-packages/*")}
@@ -200,7 +200,7 @@ def test_the_image_works_without_torch(tmp_path: Path, venv: Path) -> None:
     assert (tmp_path / "demo" / "index").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.clusters
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_the_layout_serves_in_pods_without_rights_and_a_pod_leaves(

@@ -67,7 +67,7 @@ def script_of(folder: Path, role: str) -> int:
     return pid
 
 
-@pytest.mark.slow
+@pytest.mark.clusters
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_two_machines_serve_a_third_and_leave_nothing(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_sigterm_to_the_batch_script_ends_trainer_then_service(
     assert "SIGTERM: stopping" in job.output()
 
 
-@pytest.mark.slow
+@pytest.mark.clusters
 def test_a_service_or_trainer_that_ends_is_started_again_beside_the_other(
     slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -186,7 +186,7 @@ def test_a_service_or_trainer_that_ends_is_started_again_beside_the_other(
     assert "it is started again from its checkpoint" in job.output()
 
 
-@pytest.mark.slow
+@pytest.mark.clusters
 def test_a_node_whose_ray_ends_joins_again(slurm: Slurm, tmp_path: Path) -> None:
     job = Job(slurm, tmp_path, "service.sbatch", SMALL)
     job.wait_for("ray: cores", times=2)
@@ -208,7 +208,7 @@ def test_a_service_that_cannot_start_ends_the_job_and_says_why(
     assert sum("serve: serve" in line for line in job.told()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.clusters
 def test_two_jobs_find_each_other_and_a_requeued_service_is_found_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:

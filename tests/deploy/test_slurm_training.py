@@ -26,7 +26,7 @@ DONE_S = 400.0
 STEPS = 12
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.clusters,
     pytest.mark.ray,
     pytest.mark.skipif(bool(lacks()), reason=lacks()),
     pytest.mark.timeout(1200),
