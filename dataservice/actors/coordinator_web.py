@@ -1,7 +1,8 @@
 """What the coordinator answers over HTTP: the status page with its API, and metrics.
 
-Invariants: nothing here changes anything; every answer is made from what the event loop holds, and
-one that is costly is kept for KEEP_S, so that many who look cost no more than one.
+Invariants: nothing here changes anything; every answer is made from what the event loop holds; the
+page's status is kept for KEEP_S and its step until the next, so that many who look cost no more
+than one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from dataservice.actors.events import Events, short
+from dataservice.actors.events import Events, Level, short
 from dataservice.actors.session import Session
 
 STILL_S = 20.0
@@ -46,7 +46,7 @@ class SessionNews:
         elif now - self._since > STILL_S:
             self._once("slowest", f"step {session.done_step}: {session.slowest()}", "warning")
 
-    def _once(self, kind: str, text: str, level: str = "info") -> None:
+    def _once(self, kind: str, text: str, level: Level = "info") -> None:
         if kind not in self._told:
             self._told.add(kind)
-            self._events.note(kind, text, level=level)  # type: ignore[arg-type]
+            self._events.note(kind, text, level=level)

@@ -93,21 +93,16 @@ def stage(
     Exits with 1 when a shard could not be copied. What is there already is not copied again.
     """
     from dataservice.cli.index_view import open_index
-    from dataservice.cli.plan_view import parse_steps
+    from dataservice.cli.plan_view import grid_or_reference, parse_steps
     from dataservice.cli.stage_view import stage, staged_object, staged_text
     from dataservice.config import load_config
-    from dataservice.core.settings import Grid
 
     settings = load_config(config)
     staged = stage(
         settings,
         open_index(settings),
         steps=parse_steps(steps),
-        grid=Grid(
-            dp_size=dp_size or settings.plan.reference_ranks,
-            micro_steps=micro_steps or settings.plan.reference_micro_steps,
-            packs_per_cell=packs_per_cell,
-        ),
+        grid=grid_or_reference(settings.plan, dp_size, micro_steps, packs_per_cell),
         nodes=[] if nodes is None else [name.strip() for name in nodes.split(",")],
         node=node,
     )

@@ -5,16 +5,14 @@ Invariants: as in app.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 
 from dataservice.cli.arguments import AsJson, ConfigPath, DpSize, MicroSteps, PacksPerCell, Steps
-from dataservice.cli.plan_commands import WIDEST_TABLE
 
 
 def preview(
@@ -35,39 +33,23 @@ def preview(
     Needs no service: the packs are built here. With --json one object a line, one line a pack.
     """
     from dataservice.cli.index_view import open_index
-    from dataservice.cli.plan_view import parse_steps
+    from dataservice.cli.pack_rows import show_packs
+    from dataservice.cli.plan_view import grid_or_reference, parse_steps
     from dataservice.cli.preview_run import previewed
-    from dataservice.cli.progress import progress
-    from dataservice.cli.replay_run import packs_table
+    from dataservice.cli.progress import Show
     from dataservice.config import load_config
-    from dataservice.core.settings import Grid
 
     settings, wanted = load_config(config), parse_steps(steps)
     open_index(settings)
-    grid = Grid(
-        dp_size=dp_size or settings.plan.reference_ranks,
-        micro_steps=micro_steps or settings.plan.reference_micro_steps,
-        packs_per_cell=packs_per_cell,
-    )
-    rows = []
-    with progress("preview", "packs") as show:
-        for row in previewed(
-            settings,
-            steps=wanted,
-            grid=grid,
-            rank=rank,
-            most=packs,
-            out=out,
-            say=partial(typer.echo, err=True),
-            show=show,
-        ):
-            if as_json:
-                typer.echo(orjson.dumps(row))
-            else:
-                rows.append(row)
-    if not as_json:
-        console = Console(width=None if sys.stdout.isatty() else WIDEST_TABLE)
-        console.print(packs_table(f"steps {steps}: {len(rows)} packs, built here", rows))
+    grid = grid_or_reference(settings.plan, dp_size, micro_steps, packs_per_cell)
+
+    def build(show: Show) -> Iterator[dict[str, Any]]:
+        say = partial(typer.echo, err=True)
+        return previewed(
+            settings, steps=wanted, grid=grid, rank=rank, most=packs, out=out, say=say, show=show
+        )
+
+    show_packs("preview", build, of=f"steps {steps}", how="built here", as_json=as_json)
 
 
 def inspect(
@@ -96,16 +78,11 @@ def inspect(
     """
     from dataservice.cli.inspect_run import inspected
     from dataservice.cli.inspect_view import archive_text, file_text, record_text
-    from dataservice.cli.plan_view import parse_steps
+    from dataservice.cli.plan_view import grid_or_reference, parse_steps
     from dataservice.config import load_config
-    from dataservice.core.settings import Grid
 
     settings = load_config(config)
-    grid = Grid(
-        dp_size=dp_size or settings.plan.reference_ranks,
-        micro_steps=micro_steps or settings.plan.reference_micro_steps,
-        packs_per_cell=packs_per_cell,
-    )
+    grid = grid_or_reference(settings.plan, dp_size, micro_steps, packs_per_cell)
     told = inspected(settings, what, None if steps is None else parse_steps(steps), grid)
     if as_json:
         typer.echo(orjson.dumps(told))

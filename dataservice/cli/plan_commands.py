@@ -5,16 +5,13 @@ Invariants: as in app.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 
 from dataservice.cli.arguments import AsJson, ConfigPath, PacksPerCell, Steps
-
-WIDEST_TABLE = 160
+from dataservice.cli.consoles import wide_console
 
 
 def plan(
@@ -40,7 +37,7 @@ def plan(
     view = PlanView(settings, open_index(settings))
     for warning in view.plan.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    console = Console(width=None if sys.stdout.isatty() else WIDEST_TABLE)
+    console = wide_console()
     num_steps = 0
     for step in view.steps(grid, first, stop):
         num_steps += 1
@@ -136,7 +133,7 @@ def simulate(
     if as_json:
         typer.echo(orjson.dumps(simulation_object(report, path)))
     else:
-        print_report(report, Console(width=None if sys.stdout.isatty() else WIDEST_TABLE))
+        print_report(report, wide_console())
         typer.echo(f"report: {path}")
 
 

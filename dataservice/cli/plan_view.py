@@ -43,6 +43,17 @@ def parse_steps(text: str) -> tuple[int, int]:
     return int(match[1] or 0), int(match[2])
 
 
+def grid_or_reference(
+    plan: PlanSettings, dp_size: int | None, micro_steps: int | None, packs_per_cell: int
+) -> Grid:
+    """What is not given is that of the grid that the plan's packs are made for."""
+    return Grid(
+        dp_size=dp_size or plan.reference_ranks,
+        micro_steps=micro_steps or plan.reference_micro_steps,
+        packs_per_cell=packs_per_cell,
+    )
+
+
 def ends_before(first: int, stop: int, settings: PlanSettings, grid: Grid) -> ConfigError:
     """What is said where the plan ends before the first step asked for."""
     if first == 0:

@@ -13,7 +13,7 @@ from typing import Any
 from dataservice.actors.offline import OfflineSteps, PlacedPack
 from dataservice.cli.pack_folder import PackFolder, described
 from dataservice.cli.plan_view import ends_before
-from dataservice.cli.progress import NO_PROGRESS, Show
+from dataservice.cli.progress import Show, no_progress
 from dataservice.cli.replay_run import sizes_text
 from dataservice.config import Config
 from dataservice.config.folders import check_writable
@@ -30,7 +30,7 @@ def previewed(
     most: int,
     out: str,
     say: Callable[[str], None],
-    show: Show = NO_PROGRESS,
+    show: Show = no_progress,
 ) -> Iterator[dict[str, Any]]:
     """One object a pack, at most `most`, in the order of steps, micro-steps and ranks; the pages
     are there when the last one was given. ConfigError where the plan ends before the first."""

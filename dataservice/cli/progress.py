@@ -1,7 +1,7 @@
 """How long work looks on a terminal: how much is done, how fast, and the time left.
 
 Invariants: on stderr, and nothing at all where that is no terminal; gone when the work ends, also
-by an error; `NO_PROGRESS` is what stands in for it where nobody looks.
+by an error; `no_progress` is what stands in for it where nobody looks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Show = Callable[[float, float | None, str], None]
 """Is told what is done, of how much (None: nobody knows), and a word on it."""
 
 
-def NO_PROGRESS(done: float, total: float | None, said: str) -> None:  # noqa: N802
+def no_progress(done: float, total: float | None, said: str) -> None:
     """Shows nothing."""
 
 
@@ -34,7 +34,7 @@ def progress(what: str, unit: str) -> Iterator[Show]:
     )
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield NO_PROGRESS
+        yield no_progress
         return
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None, counted="", said="")

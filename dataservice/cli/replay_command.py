@@ -5,16 +5,13 @@ Invariants: as in app.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-import orjson
 import typer
-from rich.console import Console
 
 from dataservice.cli.arguments import AsJson, ConfigPath
-from dataservice.cli.plan_commands import WIDEST_TABLE
 
 
 def replay(
@@ -46,26 +43,17 @@ def replay(
 
     With --json one object a line, one line a pack.
     """
-    from dataservice.cli.progress import progress
-    from dataservice.cli.replay_run import packs_table, replayed
+    from dataservice.cli.pack_rows import show_packs
+    from dataservice.cli.progress import Show
+    from dataservice.cli.replay_run import replayed
     from dataservice.config import load_config
 
-    rows = []
-    with progress("replay", "packs") as show:
-        for row in replayed(
-            load_config(config),
-            state=state,
-            step=step,
-            rank=rank,
-            holes=holes,
-            out=out,
-            say=partial(typer.echo, err=True),
-            show=show,
-        ):
-            if as_json:
-                typer.echo(orjson.dumps(row))
-            else:
-                rows.append(row)
-    if not as_json:
-        console = Console(width=None if sys.stdout.isatty() else WIDEST_TABLE)
-        console.print(packs_table(f"step {step}: {len(rows)} packs, built again", rows))
+    settings = load_config(config)
+
+    def build(show: Show) -> Iterator[dict[str, Any]]:
+        say = partial(typer.echo, err=True)
+        return replayed(
+            settings, state=state, step=step, rank=rank, holes=holes, out=out, say=say, show=show
+        )
+
+    show_packs("replay", build, of=f"step {step}", how="built again", as_json=as_json)

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from dataservice.actors.offline import PlacedPack
 from dataservice.actors.replaying import Replay
 from dataservice.cli.pack_folder import PackFolder, described
-from dataservice.cli.progress import NO_PROGRESS, Show
+from dataservice.cli.progress import Show, no_progress
 from dataservice.config import Config
 from dataservice.config.folders import check_writable
 from dataservice.errors import ConfigError, WireError
 from dataservice.wire.messages import ResumeState
 from dataservice.wire.states import the_state_in
 
-_COLUMNS = ("micro", "rank", "pack", "number", "tokens", "loss\ntokens", "images", "holes")
-DIGITS = 12
 """Of a digest, in the table."""
 
 
@@ -58,7 +54,7 @@ def replayed(
     holes: str | None,
     out: str | None,
     say: Callable[[str], None],
-    show: Show = NO_PROGRESS,
+    show: Show = no_progress,
 ) -> Iterator[dict[str, Any]]:
     """One object a pack, in the order of micro-steps and ranks."""
     saved = read_state(state)
@@ -110,27 +106,3 @@ def sizes_text(dp_size: int, micro_steps: int, packs_per_cell: int) -> str:
 
 def _name(pack: PlacedPack) -> str:
     return f"micro{pack.micro_step:03}-rank{pack.dp_rank:04}-{pack.place}"
-
-
-def packs_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """One row a pack."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        expand=True,
-    )
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("digest", no_wrap=True)
-    table.add_column("samples", no_wrap=True, ratio=1)
-    for row in rows:
-        table.add_row(
-            *(str(row[name]) for name in ("micro_step", "dp_rank", "pack_id", "number")),
-            *(f"{row[name]:,}" for name in ("tokens", "loss_tokens", "num_images")),
-            f"{len(row['holes']):,}",
-            row["digest"][:DIGITS],
-            f"{len(row['sample_keys'])}: {', '.join(row['sample_keys'])}",
-        )
-    return table

@@ -20,46 +20,22 @@ __all__ = ["speaks_to_service"]
 
 PANEL = "Certificates and token"
 
-_OPTIONS: dict[str, Any] = {
-    "ca": Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel=PANEL,
-            help="Who signed the service's certificate. Default: $DATASERVICE_TLS_CA.",
-        ),
-    ],
-    "cert": Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel=PANEL,
-            help="Of this end. Default: $DATASERVICE_TLS_CERT.",
-        ),
-    ],
-    "key": Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", rich_help_panel=PANEL, help="Its key. Default: $DATASERVICE_TLS_KEY."
-        ),
-    ],
-    "token_file": Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel=PANEL,
-            help="With the token. Default: $DATASERVICE_TOKEN_FILE.",
-        ),
-    ],
-    "server_name": Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=PANEL,
-            help="That the service's certificate is for, where it is not the host of ENDPOINT. "
-            "Default: $DATASERVICE_TLS_SERVER_NAME.",
-        ),
-    ],
+
+def _option(metavar: str, help_text: str) -> Any:
+    option = typer.Option(metavar=metavar, rich_help_panel=PANEL, help=help_text)
+    return Annotated[str | None, option]
+
+
+_OPTIONS = {
+    "ca": _option("FILE", "Who signed the service's certificate. Default: $DATASERVICE_TLS_CA."),
+    "cert": _option("FILE", "Of this end. Default: $DATASERVICE_TLS_CERT."),
+    "key": _option("FILE", "Its key. Default: $DATASERVICE_TLS_KEY."),
+    "token_file": _option("FILE", "With the token. Default: $DATASERVICE_TOKEN_FILE."),
+    "server_name": _option(
+        "NAME",
+        "That the service's certificate is for, where it is not the host of ENDPOINT. "
+        "Default: $DATASERVICE_TLS_SERVER_NAME.",
+    ),
 }
 _FIELDS = {"ca": "ca_file", "cert": "cert_file", "key": "key_file"}
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dataservice.cli.index_view import open_index
-from dataservice.cli.progress import NO_PROGRESS, Show
+from dataservice.cli.progress import Show, no_progress
 from dataservice.config import load_config
 from dataservice.core.fitted import FittedCost
 from dataservice.core.limits import LARGEST
@@ -186,7 +186,7 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def run(workload: Workload, options: Options, show: Show = NO_PROGRESS) -> Report:
+def run(workload: Workload, options: Options, show: Show = no_progress) -> Report:
     """ConfigError for settings that cannot be simulated; `show` hears what is being done, and how
     many of the packings are done."""
     settings = _settings(workload, options)
